@@ -68,6 +68,7 @@ class RunConfig:
         schedule: str,
         floating_point_checks: bool = ...,
         fed: bool = ...,
+        stage_threads: int = ...,
     ) -> None: ...
 
 class ArenaRange:
@@ -94,6 +95,8 @@ class Plan:
     def persistent_bytes(self) -> int: ...
     @property
     def max_in_flight(self) -> int: ...
+    @property
+    def lane_of_stage(self) -> list[int]: ...
     def arena_ranges(self) -> list[ArenaRange]: ...
 
 class OpTime:

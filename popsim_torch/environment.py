@@ -13,7 +13,7 @@ from typing import Any
 
 from popsim_torch.errors import UsageValueError
 
-__all__ = ["check", "flag", "ipu_model_version", "json_object"]
+__all__ = ["check", "flag", "ipu_model_version", "json_object", "stage_threads"]
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARN", "ERR", "CRITICAL", "OFF")
 _VERSIONS = {"ipu1": 1, "ipu2": 2, "ipu21": 21}
@@ -63,6 +63,16 @@ def ipu_model_version() -> int:
     return _VERSIONS[value]
 
 
+def stage_threads() -> int:
+    """Return the most threads that may run the stages of a pipeline; 0: as many as PyTorch has.
+
+    Raises:
+        UsageValueError: ``POPSIM_STAGE_THREADS`` is not a number.
+    """
+    _count("POPSIM_STAGE_THREADS")
+    return int(os.environ.get("POPSIM_STAGE_THREADS") or 0)
+
+
 def _count(variable: str) -> None:
     value = os.environ.get(variable, "")
     if value and not value.isdecimal():
@@ -94,6 +104,7 @@ _CHECKS: dict[str, Callable[[str], object]] = {
     "POPLAR_ENGINE_OPTIONS": json_object,
     "PVTI_OPTIONS": json_object,
     "POPSIM_CHECK_CUSTOM_OPS": flag,
+    "POPSIM_STAGE_THREADS": _count,
     "POPSIM_TRACEBACK": lambda variable: _one_of(variable, "full"),
 }
 

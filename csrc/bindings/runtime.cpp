@@ -66,17 +66,20 @@ void bind_plan(py::module_& m) {
   py::class_<RunConfig>(m, "RunConfig")
       .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
                        bool training, const std::string& schedule,
-                       bool floating_point_checks, bool fed) {
+                       bool floating_point_checks, bool fed,
+                       int32_t stage_threads) {
              return RunConfig{device_iterations,
                               gradient_accumulation,
                               training,
                               schedule::kind_called(schedule),
                               floating_point_checks,
-                              fed};
+                              fed,
+                              stage_threads};
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
            py::arg("training"), py::arg("schedule"),
-           py::arg("floating_point_checks") = false, py::arg("fed") = false);
+           py::arg("floating_point_checks") = false, py::arg("fed") = false,
+           py::arg("stage_threads") = 0);
   py::class_<ArenaRange>(m, "ArenaRange")
       .def_readonly("tensor", &ArenaRange::tensor)
       .def_readonly("first_step", &ArenaRange::first_step)
@@ -100,6 +103,7 @@ void bind_plan(py::module_& m) {
                              [](const Plan& self) {
                                return schedule::max_in_flight(self.schedule());
                              })
+      .def_property_readonly("lane_of_stage", &Plan::lane_of_stage)
       .def("arena_ranges", &arena_ranges);
 }
 

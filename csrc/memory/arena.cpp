@@ -23,6 +23,7 @@ struct Buffer {
   int64_t bytes = 0;  // bytes of all slots
   int64_t offset = -1;
   int64_t op = kNoOp;
+  int32_t lane = 0;  // only buffers of one lane share memory
 };
 
 // The input that the op's first output may overwrite, or kNoTensor.
@@ -65,7 +66,8 @@ std::vector<Buffer> make_buffers(const graph::Graph& graph,
                        range.last,
                        round_up(range.bytes, kAlignment) * range.num_slots,
                        -1,
-                       kNoOp});
+                       kNoOp,
+                       range.lane});
   };
   int64_t step = 0;
   for (const Block& block : blocks) {
@@ -97,19 +99,21 @@ std::vector<Buffer> make_buffers(const graph::Graph& graph,
   return buffers;
 }
 
-// Places the largest buffers first, each at the lowest offset that is free
-// during its lifetime.
-int64_t place(std::vector<Buffer>& buffers) {
-  std::vector<size_t> order(buffers.size());
-  std::iota(order.begin(), order.end(), size_t{0});
+// Places the buffers of a lane, the largest ones first, each at the lowest
+// offset from `start` on that is free during its lifetime. Returns their end.
+int64_t place_lane(std::vector<Buffer>& buffers, int32_t lane, int64_t start) {
+  std::vector<size_t> order;
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (buffers[i].lane == lane) order.push_back(i);
+  }
   std::stable_sort(order.begin(), order.end(), [&buffers](size_t a, size_t b) {
     return buffers[a].bytes > buffers[b].bytes;
   });
-  int64_t end = 0;
+  int64_t end = start;
   std::vector<size_t> placed;  // sorted by offset
   for (const size_t i : order) {
     Buffer& buffer = buffers[i];
-    int64_t offset = 0;
+    int64_t offset = start;
     for (const size_t j : placed) {
       const Buffer& other = buffers[j];
       if (other.last < buffer.first || buffer.last < other.first) continue;
@@ -123,6 +127,19 @@ int64_t place(std::vector<Buffer>& buffers) {
                                              return value < buffers[j].offset;
                                            });
     placed.insert(position, i);
+  }
+  return end;
+}
+
+// Places the lanes one after another. Returns the end of all buffers.
+int64_t place(std::vector<Buffer>& buffers) {
+  int32_t last_lane = 0;
+  for (const Buffer& buffer : buffers) {
+    last_lane = std::max(last_lane, buffer.lane);
+  }
+  int64_t end = 0;
+  for (int32_t lane = 0; lane <= last_lane; ++lane) {
+    end = place_lane(buffers, lane, end);
   }
   return end;
 }
@@ -148,23 +165,26 @@ ArenaPlan plan_body(const graph::Graph& body, const ReusesInput& reuses_input) {
   block.ops.resize(body.ops().size());
   std::iota(block.ops.begin(), block.ops.end(), int64_t{0});
   const schedule::Config once{1, 1, false};
-  std::vector<LiveRange> ranges = live_ranges(
-      body, {block}, schedule::generate(schedule::Kind::kSequential, once));
+  std::vector<LiveRange> ranges =
+      live_ranges(body, {block},
+                  schedule::generate(schedule::Kind::kSequential, once), {0});
   const std::vector<TensorId>& results = graph::results_of(body);
   std::erase_if(ranges, [&results](const LiveRange& range) {
     return std::ranges::find(results, range.tensor) != results.end();
   });
-  return plan_arena(body, {block}, ranges, reuses_input);
+  return plan_arena(body, {block}, ranges, {0}, reuses_input);
 }
 
 // Plans the bodies of all ops, and adds one buffer for the bodies of each op.
 std::map<int64_t, BodyPlacement> plan_bodies(const graph::Graph& graph,
                                              const std::vector<Block>& blocks,
+                                             const LaneOfStage& lane_of_stage,
                                              const ReusesInput& reuses_input,
                                              std::vector<Buffer>& buffers) {
   std::map<int64_t, BodyPlacement> placements;
   int64_t step = 0;
   for (const Block& block : blocks) {
+    const int32_t lane = lane_of_stage[static_cast<size_t>(block.stage)];
     for (const int64_t index : block.ops) {
       const graph::Op& op = graph.ops()[static_cast<size_t>(index)];
       int64_t bytes = 0;
@@ -175,7 +195,7 @@ std::map<int64_t, BodyPlacement> plan_bodies(const graph::Graph& graph,
       }
       if (!op.bodies.empty()) {
         const int64_t aligned = round_up(bytes, kAlignment);
-        buffers.push_back({{}, step, step, aligned, -1, index});
+        buffers.push_back({{}, step, step, aligned, -1, index, lane});
       }
       ++step;
     }
@@ -188,11 +208,13 @@ std::map<int64_t, BodyPlacement> plan_bodies(const graph::Graph& graph,
 ArenaPlan plan_arena(const graph::Graph& graph,
                      const std::vector<Block>& blocks,
                      const std::vector<LiveRange>& ranges,
+                     const LaneOfStage& lane_of_stage,
                      const ReusesInput& reuses_input) {
   std::vector<Buffer> buffers =
       make_buffers(graph, blocks, ranges, reuses_input);
   ArenaPlan plan;
-  plan.bodies = plan_bodies(graph, blocks, reuses_input, buffers);
+  plan.bodies =
+      plan_bodies(graph, blocks, lane_of_stage, reuses_input, buffers);
   plan.arena_bytes = place(buffers);
   plan.peak_live_bytes = peak_bytes(buffers);
   plan.placements.resize(graph.tensors().size());

@@ -44,6 +44,7 @@ using ReusesInput = std::function<bool(const graph::Op&)>;
 [[nodiscard]] ArenaPlan plan_arena(const graph::Graph& graph,
                                    const std::vector<Block>& blocks,
                                    const std::vector<LiveRange>& ranges,
+                                   const LaneOfStage& lane_of_stage,
                                    const ReusesInput& reuses_input);
 
 }  // namespace popsim::memory

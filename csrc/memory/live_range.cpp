@@ -103,6 +103,21 @@ std::vector<TensorId> tensors_of(const graph::Graph& graph,
   return {roots.begin(), roots.end()};
 }
 
+// By TensorId, the lanes whose micro-batches use it.
+std::vector<std::set<int32_t>> lanes_of_tensors(
+    const graph::Graph& graph, const std::vector<Block>& blocks,
+    const LaneOfStage& lane_of_stage) {
+  std::vector<std::set<int32_t>> lanes(graph.tensors().size());
+  for (const Block& block : blocks) {
+    if (block.phase == Phase::kUpdate) continue;
+    const int32_t lane = lane_of_stage[static_cast<size_t>(block.stage)];
+    for (const TensorId root : block.tensors) {
+      lanes[static_cast<size_t>(root)].insert(lane);
+    }
+  }
+  return lanes;
+}
+
 }  // namespace
 
 std::vector<Block> make_blocks(const graph::Graph& graph) {
@@ -131,7 +146,8 @@ std::vector<Block> make_blocks(const graph::Graph& graph) {
 
 std::vector<LiveRange> live_ranges(const graph::Graph& graph,
                                    const std::vector<Block>& blocks,
-                                   const schedule::Schedule& schedule) {
+                                   const schedule::Schedule& schedule,
+                                   const LaneOfStage& lane_of_stage) {
   const schedule::ActionList actions = schedule::shortened(schedule);
   const std::vector<Use> uses = collect_uses(graph, blocks);
   int64_t num_steps = 0;
@@ -146,6 +162,8 @@ std::vector<LiveRange> live_ranges(const graph::Graph& graph,
       setup[static_cast<size_t>(graph.root(id))] = true;
     }
   }
+  const std::vector<std::set<int32_t>> lanes =
+      lanes_of_tensors(graph, blocks, lane_of_stage);
   const bool pipelined = schedule::max_in_flight(schedule) > 1;
   std::map<std::pair<size_t, size_t>, int64_t> slots;
   std::vector<LiveRange> ranges;
@@ -156,8 +174,14 @@ std::vector<LiveRange> live_ranges(const graph::Graph& graph,
         use.first_step == kNever) {
       continue;
     }
-    LiveRange range{static_cast<TensorId>(i), use.first_step, use.last_step,
-                    t.bytes(), 1};
+    LiveRange range{static_cast<TensorId>(i),
+                    use.first_step,
+                    use.last_step,
+                    t.bytes(),
+                    1,
+                    0};
+    const bool crosses = lanes[i].size() > 1;
+    if (lanes[i].size() == 1) range.lane = *lanes[i].begin();
     if (pipelined && use.first_block != use.last_block) {
       // If other micro-batches run in between, the tensor is stashed, and no
       // other tensor shares its memory.
@@ -166,8 +190,11 @@ std::vector<LiveRange> live_ranges(const graph::Graph& graph,
         slots[key] = count_slots(actions, blocks[use.first_block],
                                  blocks[use.last_block]);
       }
-      if (slots[key] > 0) {
-        range.num_slots = slots[key];
+      if (slots[key] > 0 || crosses) {
+        // With one slot more, a lane can be one micro-batch further ahead than
+        // in the order of the schedule. Else neighbours would work in turns.
+        range.num_slots =
+            crosses ? std::max<int64_t>(slots[key], 1) + 1 : slots[key];
         range.first = 0;
         range.last = num_steps;
       }

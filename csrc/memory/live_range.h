@@ -10,6 +10,9 @@
 
 namespace popsim::memory {
 
+// The lane of each stage: which of the threads that run a pipeline works on it.
+using LaneOfStage = std::vector<int32_t>;
+
 // The ops of one action: all ops of a phase on a stage, in graph order.
 struct Block {
   graph::Phase phase;
@@ -34,11 +37,14 @@ struct LiveRange {
   // The number of copies, one per micro-batch in flight: 1 if the tensor is not
   // stashed.
   int64_t num_slots = 1;
+  // Whose memory it is in. Values that cross from lane to lane are in that of
+  // lane 0, and share their place with nothing.
+  int32_t lane = 0;
 };
 
 // One range for each kValue tensor that an op outside the setup phase writes.
 [[nodiscard]] std::vector<LiveRange> live_ranges(
     const graph::Graph& graph, const std::vector<Block>& blocks,
-    const schedule::Schedule& schedule);
+    const schedule::Schedule& schedule, const LaneOfStage& lane_of_stage);
 
 }  // namespace popsim::memory

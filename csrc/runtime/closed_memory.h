@@ -18,6 +18,9 @@ namespace popsim::runtime {
 
 #if defined(__SANITIZE_ADDRESS__)
 
+// Two ops at a time would close each other's tensors.
+inline constexpr bool kMemoryCloses = true;
+
 // Makes tensors accessible for a scope.
 class OpenTensors {
  public:
@@ -68,6 +71,8 @@ inline void close_memory(void* start, int64_t bytes) {
 }
 
 #else
+
+inline constexpr bool kMemoryCloses = false;
 
 class OpenTensors {
  public:

@@ -17,8 +17,8 @@
 #include "runtime/buffer.h"
 #include "runtime/number_watch.h"
 #include "runtime/plan.h"
+#include "runtime/program_run.h"
 #include "runtime/source.h"
-#include "runtime/stage_run.h"
 #include "runtime/stop.h"
 #include "runtime/stopwatch.h"
 #include "runtime/usage.h"
@@ -132,7 +132,7 @@ class Executable {
   [[nodiscard]] std::vector<Listener*> listeners(Listener* other);
 
   Plan plan_;
-  StageRun stage_;
+  ProgramRun stage_;
   std::vector<ops::Return> returns_;
   std::vector<at::Tensor> kept_;    // by return; undefined: not kept
   std::vector<InputPlace> places_;  // by input

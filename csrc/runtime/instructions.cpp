@@ -40,10 +40,20 @@ std::unique_ptr<ops::Kernel> prepare(const ops::OpView& view) {
 
 Instructions::Instructions(const graph::Graph& graph,
                            const memory::ArenaPlan& plan, DeviceMemory& memory)
+    : Instructions(graph, plan, memory,
+                   std::vector<bool>(graph.ops().size(), true)) {}
+
+Instructions::Instructions(const graph::Graph& graph,
+                           const memory::ArenaPlan& plan, DeviceMemory& memory,
+                           const std::vector<bool>& wanted)
     : graph_(graph), memory_(memory) {
   kernels_.reserve(graph.ops().size());
   for (size_t i = 0; i < graph.ops().size(); ++i) {
     const Op& op = graph.ops()[i];
+    if (!wanted[i]) {
+      kernels_.push_back(nullptr);
+      continue;
+    }
     std::vector<ops::BodyRunner*> bodies;
     for (size_t k = 0; k < op.bodies.size(); ++k) {
       const memory::BodyPlacement& place =

@@ -42,6 +42,9 @@ class Instructions {
   // object.
   Instructions(const graph::Graph& graph, const memory::ArenaPlan& plan,
                DeviceMemory& memory);
+  // The same, for some of the ops alone: `wanted` is by their position.
+  Instructions(const graph::Graph& graph, const memory::ArenaPlan& plan,
+               DeviceMemory& memory, const std::vector<bool>& wanted);
   ~Instructions();
 
   [[nodiscard]] Instruction operator[](size_t op) const {
@@ -59,7 +62,8 @@ class Instructions {
   const graph::Graph& graph_;
   const DeviceMemory& memory_;
   std::vector<std::unique_ptr<ops::BodyRunner>> bodies_;
-  std::vector<std::unique_ptr<ops::Kernel>> kernels_;  // by op
+  std::vector<std::unique_ptr<ops::Kernel>>
+      kernels_;  // by op; null: not wanted
 };
 
 }  // namespace popsim::runtime

@@ -33,15 +33,17 @@ char* allocate(int64_t bytes) {
 
 }  // namespace
 
-void DeviceMemory::FreeDeleter::operator()(void* memory) const {
+void DeviceStorage::FreeDeleter::operator()(void* memory) const {
   std::free(memory);
 }
 
-DeviceMemory::DeviceMemory(const Plan& plan)
+DeviceStorage::DeviceStorage(const Plan& plan)
+    : arena_(allocate(plan.arena().arena_bytes)),
+      persistent_(allocate(plan.persistent().bytes)) {}
+
+DeviceMemory::DeviceMemory(const Plan& plan, const DeviceStorage& storage)
     : graph_(plan.graph()),
-      arena_(allocate(plan.arena().arena_bytes)),
-      persistent_(allocate(plan.persistent().bytes)),
-      start_(arena_.get()),
+      start_(storage.arena()),
       elsewhere_(graph_.tensors().size()),
       pointers_(graph_.tensors().size(), nullptr),
       views_(graph_.tensors().size()),
@@ -50,7 +52,7 @@ DeviceMemory::DeviceMemory(const Plan& plan)
     elsewhere_[static_cast<size_t>(id)] = true;
   }
   find_views();
-  place(plan.persistent());
+  place(plan.persistent(), storage.persistent());
   place(plan.arena());
 }
 
@@ -81,10 +83,10 @@ void DeviceMemory::find_views() {
   }
 }
 
-void DeviceMemory::place(const memory::PersistentPlan& plan) {
+void DeviceMemory::place(const memory::PersistentPlan& plan, char* start) {
   for (size_t i = 0; i < plan.offsets.size(); ++i) {
     if (plan.offsets[i] < 0) continue;
-    bind(static_cast<TensorId>(i), persistent_.get() + plan.offsets[i]);
+    bind(static_cast<TensorId>(i), start + plan.offsets[i]);
   }
 }
 

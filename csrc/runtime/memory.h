@@ -13,12 +13,29 @@
 
 namespace popsim::runtime {
 
-// Owns the arena and the persistent tensors, and knows the current address of
-// every tensor.
+// The memory itself: the arena and the persistent tensors.
+class DeviceStorage {
+ public:
+  explicit DeviceStorage(const Plan& plan);
+
+  [[nodiscard]] char* arena() const { return arena_.get(); }
+  [[nodiscard]] char* persistent() const { return persistent_.get(); }
+
+ private:
+  struct FreeDeleter {
+    void operator()(void* memory) const;
+  };
+
+  std::unique_ptr<char, FreeDeleter> arena_;
+  std::unique_ptr<char, FreeDeleter> persistent_;
+};
+
+// Knows the current address of every tensor.
 class DeviceMemory {
  public:
-  // The plan must outlive the memory.
-  explicit DeviceMemory(const Plan& plan);
+  // Looks at the storage as one lane does. The plan and the storage must
+  // outlive it.
+  DeviceMemory(const Plan& plan, const DeviceStorage& storage);
   // The memory of a body: a part of `arena`, which belongs to the body's op.
   // The body's inputs and results are stored elsewhere.
   DeviceMemory(const graph::Graph& body, const memory::ArenaPlan& plan,
@@ -62,19 +79,14 @@ class DeviceMemory {
     int64_t slot_bytes;
     int64_t num_slots;
   };
-  struct FreeDeleter {
-    void operator()(void* memory) const;
-  };
 
   void find_views();
   void place(const memory::ArenaPlan& plan);
-  void place(const memory::PersistentPlan& plan);
+  void place(const memory::PersistentPlan& plan, char* start);
   at::Storage& storage(graph::TensorId root);
 
   const graph::Graph& graph_;
-  std::unique_ptr<char, FreeDeleter> arena_;
-  std::unique_ptr<char, FreeDeleter> persistent_;
-  char* start_;                  // of the arena, which another object may own
+  char* start_;                  // of the arena, which another object owns
   std::vector<bool> elsewhere_;  // by root
   std::vector<void*> pointers_;
   std::vector<std::vector<View>> views_;  // by root

@@ -1,11 +1,16 @@
 #include "runtime/plan.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "base/check.h"
 #include "ops/check.h"
 #include "ops/schema.h"
+#include "ops/work.h"
+#include "runtime/closed_memory.h"
+#include "threads/budget.h"
 
 namespace popsim::runtime {
 namespace {
@@ -16,6 +21,54 @@ bool changes_weights_in_backward(const graph::Graph& graph) {
     const ops::Operand* weight = ops::find_schema(op.kind).input("weight");
     return weight != nullptr && weight->written;
   });
+}
+
+// Whether there are ops that only the thread of the caller may run, in the
+// order of the whole schedule.
+bool has_ops_in_order(const graph::Graph& graph) {
+  return std::ranges::any_of(graph.ops(), [&graph](const graph::Op& op) {
+    const bool ends_when_told =
+        op.kind == "repeat_while" ||
+        (op.kind == "loop" &&
+         ops::OpCall(graph, op).attribute<bool>("conditional"));
+    return op.kind == "print" || ends_when_told ||
+           ops::find_op(op.kind).calls_host ||
+           std::ranges::any_of(op.bodies, [](const auto& body) {
+             return has_ops_in_order(*body);
+           });
+  });
+}
+
+// Adds the queues that an op enqueues to.
+void add_queues(const graph::Graph& graph, const graph::Op& op,
+                std::set<int64_t>& queues) {
+  if (op.kind == "enqueue") {
+    queues.insert(ops::OpCall(graph, op).attribute<int64_t>("queue"));
+  }
+  for (const auto& body : op.bodies) {
+    for (const graph::Op& inner : body->ops()) {
+      add_queues(*body, inner, queues);
+    }
+  }
+}
+
+// Whether two lanes enqueue to one queue, whose order is that of the schedule.
+bool share_a_queue(const graph::Graph& graph,
+                   const memory::LaneOfStage& lane_of_stage) {
+  std::map<int64_t, int32_t> lanes;
+  for (const graph::Op& op : graph.ops()) {
+    if (op.phase != graph::Phase::kForward &&
+        op.phase != graph::Phase::kBackward) {
+      continue;
+    }
+    std::set<int64_t> queues;
+    add_queues(graph, op, queues);
+    const int32_t lane = lane_of_stage[static_cast<size_t>(op.stage)];
+    for (const int64_t queue : queues) {
+      if (lanes.emplace(queue, lane).first->second != lane) return true;
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -37,9 +90,17 @@ Plan::Plan(graph::Graph graph, RunConfig config)
   ops::check_order(graph_, schedule::max_in_flight(schedule_) > 1);
   updates_in_iteration_ = changes_weights_in_backward(graph_);
   blocks_ = memory::make_blocks(graph_);
-  live_ranges_ = memory::live_ranges(graph_, blocks_, schedule_);
+  lane_of_stage_ = divide_stages();
+  live_ranges_ =
+      memory::live_ranges(graph_, blocks_, schedule_, lane_of_stage_);
+  waits_ = memory::find_waits(graph_, blocks_, live_ranges_, lane_of_stage_);
+  if (!config_.training && num_lanes() > 1) {
+    // Feeds hold no more elements than there are micro-batches in flight.
+    const size_t last = static_cast<size_t>(graph_.num_stages()) - 1;
+    waits_[0].push_back({last, schedule::max_in_flight(schedule_)});
+  }
   arena_ = memory::plan_arena(
-      graph_, blocks_, live_ranges_,
+      graph_, blocks_, live_ranges_, lane_of_stage_,
       [](const graph::Op& op) { return ops::find_op(op.kind).reuses_input; });
   persistent_ = memory::plan_persistent(graph_);
   for (size_t i = 0; i < graph_.tensors().size(); ++i) {
@@ -47,6 +108,33 @@ Plan::Plan(graph::Graph graph, RunConfig config)
       inputs_.push_back(static_cast<graph::TensorId>(i));
     }
   }
+}
+
+memory::LaneOfStage Plan::divide_stages() const {
+  const auto num_stages = static_cast<size_t>(graph_.num_stages());
+  memory::LaneOfStage together(num_stages, 0);
+  const bool alone = schedule::max_in_flight(schedule_) == 1 ||
+                     config_.floating_point_checks || updates_in_iteration_ ||
+                     kMemoryCloses || has_ops_in_order(graph_);
+  if (alone) return together;
+  std::vector<double> work(num_stages);
+  for (const graph::Op& op : graph_.ops()) {
+    if (op.phase != graph::Phase::kForward &&
+        op.phase != graph::Phase::kBackward) {
+      continue;
+    }
+    for (const graph::Work& part : ops::work_of(ops::OpView(graph_, op))) {
+      work[static_cast<size_t>(op.stage)] +=
+          graph::flops(part) + static_cast<double>(graph::bytes(part));
+    }
+  }
+  const auto most = static_cast<int32_t>(threads::most());
+  const memory::LaneOfStage apart = memory::divide(
+      work,
+      config_.stage_threads > 0 ? std::min(config_.stage_threads, most) : most);
+  const bool may = memory::can_share(graph_, blocks_, apart) &&
+                   !share_a_queue(graph_, apart);
+  return may ? apart : together;
 }
 
 }  // namespace popsim::runtime

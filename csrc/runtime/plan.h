@@ -8,6 +8,7 @@
 
 #include "graph/graph.h"
 #include "memory/arena.h"
+#include "memory/lanes.h"
 #include "memory/live_range.h"
 #include "memory/persistent.h"
 #include "ops/run_context.h"
@@ -24,6 +25,8 @@ struct RunConfig {
   bool floating_point_checks = false;
   // Its inputs come from feeds, which may make a run wait or may end.
   bool fed = false;
+  // The most threads that may run stages; 0: as many as there are.
+  int32_t stage_threads = 0;
 };
 
 class Plan {
@@ -54,6 +57,16 @@ class Plan {
   [[nodiscard]] const std::vector<memory::Block>& blocks() const {
     return blocks_;
   }
+  // The lane of each stage. There is one lane if stages do not work at the same
+  // time, or cannot do so on threads of their own.
+  [[nodiscard]] const memory::LaneOfStage& lane_of_stage() const {
+    return lane_of_stage_;
+  }
+  [[nodiscard]] int32_t num_lanes() const { return lane_of_stage_.back() + 1; }
+  // The waits of each block for blocks of other lanes.
+  [[nodiscard]] const std::vector<std::vector<memory::Wait>>& waits() const {
+    return waits_;
+  }
   [[nodiscard]] const std::vector<memory::LiveRange>& live_ranges() const {
     return live_ranges_;
   }
@@ -67,12 +80,16 @@ class Plan {
   }
 
  private:
+  [[nodiscard]] memory::LaneOfStage divide_stages() const;
+
   graph::Graph graph_;
   RunConfig config_;
   bool updates_in_iteration_;
   schedule::Schedule schedule_;
   std::vector<memory::Block> blocks_;
+  memory::LaneOfStage lane_of_stage_;
   std::vector<memory::LiveRange> live_ranges_;
+  std::vector<std::vector<memory::Wait>> waits_;
   memory::ArenaPlan arena_;
   memory::PersistentPlan persistent_;
   std::vector<graph::TensorId> inputs_;

@@ -14,8 +14,11 @@ void Feed::end_run() {
 }
 
 std::span<void* const> Feed::element(int64_t index) {
+  std::unique_lock lock(mutex_);
   while (first_ + std::ssize(held_) <= index) {
+    lock.unlock();
     const std::span<void* const> next = inlet_->acquire(*patience_);
+    lock.lock();
     if (next.empty()) throw Stopped("run: stopped while waiting for data");
     held_.push_back(next);
   }
@@ -23,6 +26,7 @@ std::span<void* const> Feed::element(int64_t index) {
 }
 
 void Feed::release_before(int64_t index) {
+  const std::lock_guard lock(mutex_);
   for (; first_ < index && !held_.empty(); ++first_) {
     held_.pop_front();
     inlet_->release();

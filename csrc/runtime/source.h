@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -67,7 +68,8 @@ class CallSlice final : public Source {
   char* whole_ = nullptr;
 };
 
-// The elements of an inlet that a run holds, one per micro-batch.
+// The elements of an inlet that a run holds, one per micro-batch. One thread
+// takes them; any thread reads and releases them.
 class Feed {
  public:
   explicit Feed(std::shared_ptr<Inlet> inlet) : inlet_(std::move(inlet)) {}
@@ -84,6 +86,7 @@ class Feed {
  private:
   std::shared_ptr<Inlet> inlet_;
   ops::Patience* patience_ = nullptr;
+  std::mutex mutex_;   // for what follows
   int64_t first_ = 0;  // the oldest element that is held
   std::deque<std::span<void* const>> held_;
 };

@@ -40,6 +40,8 @@ class StopSign final : public ops::Patience {
     if (--countdown_ == 0) tick();
     return usage_.stopping();
   }
+  // Whether it is known that the run must end; any thread may call it.
+  [[nodiscard]] bool known() const { return usage_.stopping(); }
   // Code that waits calls it some times a second.
   [[nodiscard]] bool lasts() override {
     countdown_ = 1;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from popsim_torch import _native
+from popsim_torch import _native, environment
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.ir import LoopCounts, Program
 from popsim_torch.passes.native_graph import to_native
@@ -49,6 +49,7 @@ def build_executable(
         native_name(schedule),
         floating_point_checks,
         fed,
+        environment.stage_threads(),
     )
     with _native.translated_errors():
         executable = _native.Executable(to_native(program.graph), config)

@@ -13,6 +13,12 @@ from tests.options import make_options
 ALIGNMENT = 64  # bytes
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """Run stages on one thread: threads of their own keep one micro-batch more between them."""
+    monkeypatch.setenv("POPSIM_STAGE_THREADS", "1")
+
+
 def infer(net, *inputs, options=None):
     model = poptorch.inferenceModel(net, options or make_options())
     model.compile(*inputs)

@@ -1,16 +1,19 @@
-// The state of one device while it runs: its memory, its kernels, its position.
+// The state of a program while it runs: its memory, its lanes, its position.
 //
-// One device runs the whole program today. If each stage had its own thread,
-// there would be one StageRun per stage, each with the blocks of its stage.
+// One thread runs all actions in the order of the schedule, whichever lanes
+// they belong to. Where the program has several lanes, and the caller may use
+// as many threads, the lanes run at the same time instead (lane_team.h).
 #pragma once
 
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "runtime/checkpoint.h"
-#include "runtime/instructions.h"
+#include "runtime/lane.h"
+#include "runtime/lane_team.h"
 #include "runtime/listener.h"
 #include "runtime/memory.h"
 #include "runtime/plan.h"
@@ -19,23 +22,10 @@
 
 namespace popsim::runtime {
 
-// The data and objects of one call of the program.
-struct Call {
-  std::span<Source* const> sources;   // by input of the plan
-  std::span<ops::Sink* const> sinks;  // by return
-  std::span<Feed* const> feeds;       // the feeds that some of the sources read
-  std::span<ops::Outlet* const> outlets;
-  uint64_t seed = 0;
-  // Null if the program calls no code of the host.
-  ops::HostCode* host = nullptr;
-  std::span<Listener* const> listeners;
-  StopSign& stop;
-};
-
-class StageRun {
+class ProgramRun {
  public:
   // Prepares every kernel and allocates all memory. The plan must outlive it.
-  explicit StageRun(const Plan& plan);
+  explicit ProgramRun(const Plan& plan);
 
   // Runs the setup ops. Call it once, after the constants are written.
   void load(std::span<Listener* const> listeners);
@@ -47,7 +37,10 @@ class StageRun {
   // in the middle.
   void run(const Call& call);
 
-  [[nodiscard]] const DeviceMemory& memory() const { return memory_; }
+  // The tensors that are kept between runs are at one address for all lanes.
+  [[nodiscard]] const DeviceMemory& memory() const {
+    return lanes_[0]->memory();
+  }
   // Notes that the host has written to the tensor.
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
   // Number of micro-batches begun since the program was loaded.
@@ -67,19 +60,17 @@ class StageRun {
   [[nodiscard]] int64_t num_iterations() const { return num_iterations_; }
 
  private:
-  // The instructions of an action, and the tensors that must be at the right
-  // address first.
-  struct Block {
-    std::vector<Instruction> instructions;
-    std::vector<size_t> inputs;   // inputs that it reads: positions in the plan
-    std::vector<size_t> stashes;  // positions in the memory's stashes
-  };
-
-  void build_blocks();
-  [[nodiscard]] Block make_block(const memory::Block& planned) const;
-  [[nodiscard]] const Block& block(const schedule::Action& action) const;
   void run_iterations(const Call& call);
   void run_iteration(const Call& call, int64_t iteration);
+  // Runs the actions of an iteration, but the update, on a thread for each
+  // lane.
+  void run_lanes(const Call& call, int64_t iteration, int64_t first_step);
+  [[nodiscard]] Lane& lane(const schedule::Action& action) {
+    const auto stage = static_cast<size_t>(action.stage);
+    const bool updates = action.kind == schedule::ActionKind::kUpdate;
+    return *lanes_[updates ? 0
+                           : static_cast<size_t>(plan_.lane_of_stage()[stage])];
+  }
   // Whether the run ends here. Only in inference, where an iteration is a
   // micro-batch.
   [[nodiscard]] bool ended(int64_t first_step) const {
@@ -99,22 +90,14 @@ class StageRun {
   // micro-batches are still in flight and must be finished first.
   [[nodiscard]] bool take_elements(const Call& call, int64_t micro_batch,
                                    int64_t num_begun);
-  // Runs a block for a micro-batch. `micro_batch` is counted from the start of
-  // the device iteration, `index` from the start of the run.
-  void execute(const Call& call, const Block& block, int64_t micro_batch,
-               int64_t index);
   // Releases the elements of a micro-batch if an action has finished it.
   void release_inputs(const Call& call, const schedule::Action& action,
                       int64_t micro_batch);
 
   const Plan& plan_;
-  DeviceMemory memory_;
-  Instructions instructions_;
-  std::vector<Instruction> setup_;
-  std::vector<Block> forward_;   // by stage
-  std::vector<Block> backward_;  // by stage
-  Block update_;
-  Context context_;
+  DeviceStorage storage_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  LaneTeam team_;
   Checkpoint checkpoint_;
   int64_t step_ = 0;
   int64_t num_iterations_ = 0;

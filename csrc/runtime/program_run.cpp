@@ -1,14 +1,10 @@
-#include "runtime/stage_run.h"
+#include "runtime/program_run.h"
 
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
-#include <algorithm>
 #include <tuple>
 
 #include "base/check.h"
 #include "ops/host_code.h"
+#include "runtime/plain_kernels.h"
 
 namespace popsim::runtime {
 namespace {
@@ -18,13 +14,6 @@ using graph::Phase;
 using graph::TensorId;
 using schedule::Action;
 using schedule::ActionKind;
-
-// Kernels of PyTorch run as they are called: they record nothing for gradients
-// and use the dtypes of the program, whatever torch.autocast would choose.
-struct PlainKernels {
-  c10::InferenceMode no_autograd;
-  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
-};
 
 // The elements of feeds that a run holds; all are released when the run ends.
 class HeldElements {
@@ -47,86 +36,42 @@ Stopped stopped(int64_t num_iterations, const Plan& plan) {
                       plan.loop().device_iterations, " device iterations"));
 }
 
+std::vector<std::unique_ptr<Lane>> make_lanes(const Plan& plan,
+                                              const DeviceStorage& storage) {
+  std::vector<std::unique_ptr<Lane>> lanes;
+  for (int32_t number = 0; number < plan.num_lanes(); ++number) {
+    lanes.push_back(std::make_unique<Lane>(plan, storage, number));
+  }
+  return lanes;
+}
+
 }  // namespace
 
-StageRun::StageRun(const Plan& plan)
+ProgramRun::ProgramRun(const Plan& plan)
     : plan_(plan),
-      memory_(plan),
-      instructions_(plan.graph(), plan.arena(), memory_),
-      context_(memory_),
-      checkpoint_(plan) {
-  context_.loop = plan.loop();
-  build_blocks();
-}
+      storage_(plan),
+      lanes_(make_lanes(plan, storage_)),
+      team_(plan, lanes_),
+      checkpoint_(plan) {}
 
-void StageRun::build_blocks() {
-  const std::vector<Op>& ops = plan_.graph().ops();
-  for (size_t i = 0; i < ops.size(); ++i) {
-    if (ops[i].phase == Phase::kSetup) setup_.push_back(instructions_[i]);
-  }
-  const auto stages = static_cast<size_t>(plan_.graph().num_stages());
-  forward_.resize(stages);
-  backward_.resize(stages);
-  for (const memory::Block& block : plan_.blocks()) {
-    const auto stage = static_cast<size_t>(block.stage);
-    Block& target = block.phase == Phase::kForward    ? forward_[stage]
-                    : block.phase == Phase::kBackward ? backward_[stage]
-                                                      : update_;
-    target = make_block(block);
-  }
-}
-
-StageRun::Block StageRun::make_block(const memory::Block& planned) const {
-  Block block;
-  for (const int64_t index : planned.ops) {
-    block.instructions.push_back(instructions_[static_cast<size_t>(index)]);
-  }
-  const std::vector<TensorId>& inputs = plan_.inputs();
-  for (size_t i = 0; i < inputs.size(); ++i) {
-    const bool is_read =
-        std::ranges::find(planned.tensors, inputs[i]) != planned.tensors.end();
-    if (is_read) block.inputs.push_back(i);
-  }
-  block.stashes = memory_.stashes_among(planned.tensors);
-  return block;
-}
-
-const StageRun::Block& StageRun::block(const Action& action) const {
-  switch (action.kind) {
-    case ActionKind::kForward:
-      return forward_[static_cast<size_t>(action.stage)];
-    case ActionKind::kBackward:
-      return backward_[static_cast<size_t>(action.stage)];
-    case ActionKind::kUpdate:
-      return update_;
-  }
-  throw InternalError("stage_run: not an action");
-}
-
-void StageRun::load(std::span<Listener* const> listeners) {
+void ProgramRun::load(std::span<Listener* const> listeners) {
   const PlainKernels plain;
-  context_.listeners = listeners;
-  instructions_.execute(setup_, context_);
+  lanes_[0]->load(listeners);
 }
 
-void StageRun::run(const Call& call) {
+void ProgramRun::run(const Call& call) {
   const PlainKernels plain;
-  context_.sinks = call.sinks;
-  context_.outlets = call.outlets;
-  context_.patience = &call.stop;
-  context_.seed = call.seed;
-  context_.listeners = call.listeners;
-  context_.host = call.host;
-  context_.ends = &ended_;
-  context_.iterations_before = num_iterations_;
   ended_ = false;
   feed_end_ = nullptr;
   last_micro_batch_.store(0, std::memory_order_relaxed);
+  for (const auto& lane : lanes_) {
+    lane->begin_run(call, num_iterations_, &ended_);
+  }
   const HeldElements held(call);
   run_iterations(call);
 }
 
-void StageRun::run_iterations(const Call& call) {
+void ProgramRun::run_iterations(const Call& call) {
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
   for (int64_t i = 0; i < times && !ended_; ++i) {
     const int64_t first_step = step_;
@@ -153,13 +98,24 @@ void StageRun::run_iterations(const Call& call) {
   }
 }
 
-void StageRun::run_iteration(const Call& call, int64_t iteration) {
+void ProgramRun::run_iteration(const Call& call, int64_t iteration) {
   const int64_t first_step = step_;
   num_finished_ = 0;
-  if (plan_.training()) checkpoint_.begin(memory_);
+  if (plan_.training()) checkpoint_.begin(memory());
   // Long ops may stop only if the device iteration can be discarded.
-  context_.stop =
-      plan_.training() && !checkpoint_.complete() ? nullptr : &call.stop;
+  const bool may_stop = !plan_.training() || checkpoint_.complete();
+  const bool parallel = team_.can_run(call);
+  for (const auto& lane : lanes_) {
+    // The sign is for one thread.
+    lane->let_stop(may_stop && !parallel ? &call.stop : nullptr);
+  }
+  if (parallel) {
+    run_lanes(call, iteration, first_step);
+    if (plan_.training()) {
+      run_action(call, {ActionKind::kUpdate, 0, 0}, iteration, first_step);
+    }
+    return;
+  }
   for (const schedule::Stretch& stretch : plan_.schedule()) {
     for (int64_t time = 0; time < stretch.times; ++time) {
       for (const Action& first : stretch.actions) {
@@ -175,8 +131,38 @@ void StageRun::run_iteration(const Call& call, int64_t iteration) {
   }
 }
 
-bool StageRun::end_before(const Action& action, int64_t iteration,
-                          int64_t first_step) {
+void ProgramRun::run_lanes(const Call& call, int64_t iteration,
+                           int64_t first_step) {
+  using Verdict = LaneTeam::Verdict;
+  if (call.stop.up()) throw stopped(plan_.training() ? iteration : 0, plan_);
+  const LaneTeam::Outcome outcome = team_.run(call, iteration, first_step, [&] {
+    if (!call.stop.up()) return Verdict::kGoOn;
+    if (!plan_.training()) return Verdict::kFinish;
+    return checkpoint_.complete() ? Verdict::kAbandon : Verdict::kGoOn;
+  });
+  step_ = first_step + outcome.num_begun;
+  num_begun_.store(num_begun_ + outcome.num_begun, std::memory_order_relaxed);
+  last_micro_batch_.store(
+      iteration * plan_.loop().gradient_accumulation + outcome.last_micro_batch,
+      std::memory_order_relaxed);
+  if (outcome.error) std::rethrow_exception(outcome.error);
+  if (outcome.feed_end) {
+    last_micro_batch_.store(outcome.num_begun, std::memory_order_relaxed);
+    num_finished_ = outcome.num_begun;
+    std::rethrow_exception(outcome.feed_end);
+  }
+  if (outcome.abandoned) {
+    give_up(first_step);
+    throw stopped(iteration, plan_);
+  }
+  num_finished_ = outcome.num_begun;
+  const int64_t all = plan_.training() ? plan_.loop().gradient_accumulation
+                                       : plan_.loop().device_iterations;
+  if (num_finished_ < all) throw stopped(num_finished_, plan_);
+}
+
+bool ProgramRun::end_before(const Action& action, int64_t iteration,
+                            int64_t first_step) {
   const int64_t num_begun = step_ - first_step;
   if (!plan_.training()) {
     // Each micro-batch is a device iteration, so those in flight are finished
@@ -197,15 +183,15 @@ bool StageRun::end_before(const Action& action, int64_t iteration,
   throw stopped(iteration, plan_);
 }
 
-bool StageRun::give_up(int64_t first_step) {
+bool ProgramRun::give_up(int64_t first_step) {
   if (!plan_.training() || !checkpoint_.complete()) return false;
-  checkpoint_.restore(memory_);
+  checkpoint_.restore(memory());
   step_ = first_step;
   return true;
 }
 
-void StageRun::run_action(const Call& call, const Action& action,
-                          int64_t iteration, int64_t first_step) {
+void ProgramRun::run_action(const Call& call, const Action& action,
+                            int64_t iteration, int64_t first_step) {
   const int64_t accumulation = plan_.loop().gradient_accumulation;
   last_micro_batch_.store(
       iteration * accumulation + (action.kind == ActionKind::kUpdate
@@ -214,10 +200,9 @@ void StageRun::run_action(const Call& call, const Action& action,
       std::memory_order_relaxed);
   try {
     if (action.kind == ActionKind::kUpdate) {
-      context_.cursor = {iteration, accumulation - 1, step_ - 1};
       // The update may read the inputs and the values of the last micro-batch.
-      execute(call, block(action), accumulation - 1,
-              (iteration + 1) * accumulation - 1);
+      lane(action).run(call, action, {iteration, accumulation - 1, step_ - 1},
+                       (iteration + 1) * accumulation - 1);
       for (Feed* feed : call.feeds) {
         feed->release_before((iteration + 1) * accumulation);
       }
@@ -225,14 +210,14 @@ void StageRun::run_action(const Call& call, const Action& action,
     }
     const int64_t mb = action.micro_batch;
     const int64_t index = iteration * accumulation + mb;
-    context_.cursor = {plan_.training() ? iteration : mb,
-                       plan_.training() ? mb : 0, first_step + mb};
     if (step_ <= first_step + mb) {
       if (!take_elements(call, index, step_ - first_step)) return;
       step_ = first_step + mb + 1;
       num_begun_.store(num_begun_ + 1, std::memory_order_relaxed);
     }
-    execute(call, block(action), mb, index);
+    const ops::Cursor cursor{plan_.training() ? iteration : mb,
+                             plan_.training() ? mb : 0, first_step + mb};
+    lane(action).run(call, action, cursor, index);
     release_inputs(call, action, index);
   } catch (const Stopped&) {
     give_up(first_step);
@@ -243,8 +228,8 @@ void StageRun::run_action(const Call& call, const Action& action,
   }
 }
 
-void StageRun::release_inputs(const Call& call, const Action& action,
-                              int64_t micro_batch) {
+void ProgramRun::release_inputs(const Call& call, const Action& action,
+                                int64_t micro_batch) {
   const int64_t accumulation = plan_.loop().gradient_accumulation;
   const bool is_last =
       plan_.training()
@@ -256,18 +241,8 @@ void StageRun::release_inputs(const Call& call, const Action& action,
   for (Feed* feed : call.feeds) feed->release_before(micro_batch + 1);
 }
 
-void StageRun::execute(const Call& call, const Block& block,
-                       int64_t micro_batch, int64_t index) {
-  for (const size_t input : block.inputs) {
-    memory_.bind(plan_.inputs()[input],
-                 call.sources[input]->micro_batch(index));
-  }
-  memory_.select_slots(block.stashes, micro_batch);
-  instructions_.execute(block.instructions, context_);
-}
-
-bool StageRun::take_elements(const Call& call, int64_t micro_batch,
-                             int64_t num_begun) {
+bool ProgramRun::take_elements(const Call& call, int64_t micro_batch,
+                               int64_t num_begun) {
   const bool some_in_flight = !plan_.training() && num_finished_ < num_begun;
   try {
     for (Feed* feed : call.feeds) std::ignore = feed->element(micro_batch);

@@ -1,0 +1,115 @@
+#include "runtime/lane.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace popsim::runtime {
+namespace {
+
+using graph::Op;
+using graph::Phase;
+using graph::TensorId;
+using schedule::Action;
+using schedule::ActionKind;
+
+// By position, which ops a lane runs.
+std::vector<bool> ops_of(const Plan& plan, int32_t lane) {
+  std::vector<bool> own;
+  for (const Op& op : plan.graph().ops()) {
+    const bool in_stage =
+        op.phase == Phase::kForward || op.phase == Phase::kBackward;
+    const int32_t owner =
+        in_stage ? plan.lane_of_stage()[static_cast<size_t>(op.stage)] : 0;
+    own.push_back(owner == lane);
+  }
+  return own;
+}
+
+}  // namespace
+
+Lane::Lane(const Plan& plan, const DeviceStorage& storage, int32_t number)
+    : plan_(plan),
+      memory_(plan, storage),
+      instructions_(plan.graph(), plan.arena(), memory_, ops_of(plan, number)),
+      context_(memory_) {
+  context_.loop = plan.loop();
+  const std::vector<Op>& ops = plan_.graph().ops();
+  for (size_t i = 0; i < ops.size(); ++i) {
+    if (ops[i].phase == Phase::kSetup && number == 0) {
+      setup_.push_back(instructions_[i]);
+    }
+  }
+  const auto stages = static_cast<size_t>(plan_.graph().num_stages());
+  forward_.resize(stages);
+  backward_.resize(stages);
+  for (const memory::Block& block : plan_.blocks()) {
+    const auto stage = static_cast<size_t>(block.stage);
+    if (block.phase == Phase::kUpdate) {
+      if (number == 0) update_ = make_block(block);
+    } else if (plan_.lane_of_stage()[stage] == number) {
+      std::vector<Block>& blocks =
+          block.phase == Phase::kForward ? forward_ : backward_;
+      blocks[stage] = make_block(block);
+    }
+  }
+}
+
+Lane::Block Lane::make_block(const memory::Block& planned) const {
+  Block block;
+  for (const int64_t index : planned.ops) {
+    block.instructions.push_back(instructions_[static_cast<size_t>(index)]);
+  }
+  const std::vector<TensorId>& inputs = plan_.inputs();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const bool is_read =
+        std::ranges::find(planned.tensors, inputs[i]) != planned.tensors.end();
+    if (is_read) block.inputs.push_back(i);
+  }
+  block.stashes = memory_.stashes_among(planned.tensors);
+  return block;
+}
+
+const Lane::Block& Lane::block(const Action& action) const {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward_[static_cast<size_t>(action.stage)];
+    case ActionKind::kBackward:
+      return backward_[static_cast<size_t>(action.stage)];
+    case ActionKind::kUpdate:
+      return update_;
+  }
+  throw InternalError("lane: not an action");
+}
+
+void Lane::load(std::span<Listener* const> listeners) {
+  context_.listeners = listeners;
+  instructions_.execute(setup_, context_);
+}
+
+void Lane::begin_run(const Call& call, int64_t iterations_before, bool* ended) {
+  context_.sinks = call.sinks;
+  context_.outlets = call.outlets;
+  context_.patience = &call.stop;
+  context_.seed = call.seed;
+  context_.listeners = call.listeners;
+  context_.host = call.host;
+  context_.ends = ended;
+  context_.iterations_before = iterations_before;
+}
+
+void Lane::run(const Call& call, const Action& action,
+               const ops::Cursor& cursor, int64_t index) {
+  const Block& own = block(action);
+  context_.cursor = cursor;
+  for (const size_t input : own.inputs) {
+    memory_.bind(plan_.inputs()[input],
+                 call.sources[input]->micro_batch(index));
+  }
+  const int64_t micro_batch =
+      plan_.training() ? cursor.accumulation_step : cursor.device_iteration;
+  memory_.select_slots(own.stashes, micro_batch);
+  instructions_.execute(own.instructions, context_);
+}
+
+}  // namespace popsim::runtime
