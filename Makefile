@@ -12,6 +12,7 @@ PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.popsim_torch
 # Python compiles a module when it is first imported: most of those of PyTorch never are.
 PIP_INSTALL := $(PY) -m pip install --quiet --quiet --no-compile
+KEEP_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
@@ -83,6 +84,7 @@ export INSTALL_CHECKOUT
 $(EXTENSION): $(SOURCES) | $(STAMPS)/build.installed $(STAMPS)/run.installed
 	@$(PY) setup.py --quiet build_ext --inplace egg_info
 	@$(PY) -c "$$INSTALL_CHECKOUT"
+	@$(KEEP_BYTECODE) $(PY) -c "import popsim_torch"
 	@touch $@
 
 build: $(EXTENSION) ## compile the extension and make the package importable
@@ -90,7 +92,7 @@ build: $(EXTENSION) ## compile the extension and make the package importable
 # --- Use it ------------------------------------------------------------------
 
 demo: build $(STAMPS)/tutorials.installed ## run the gradient-histogram tutorial
-	$(PY) tutorials/observing_tensors/gradient_histogram.py
+	@$(KEEP_BYTECODE) $(PY) tutorials/observing_tensors/gradient_histogram.py
 
 tutorials: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run every tutorial as a test
 	$(PY) -m pytest -m tutorial

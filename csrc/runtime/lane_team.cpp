@@ -19,7 +19,7 @@ using schedule::ActionKind;
 // What the threads of an iteration share.
 struct LaneTeam::Iteration {
   const Call& call;
-  const std::function<Verdict()>& asks;
+  const Caller& caller;
   int64_t number;
   int64_t first_step;
   // No micro-batch from this one on begins.
@@ -95,10 +95,9 @@ bool LaneTeam::can_run(const Call& call) const {
 }
 
 LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
-                                int64_t first_step,
-                                const std::function<Verdict()>& asks) {
+                                int64_t first_step, const Caller& caller) {
   Iteration shared{.call = call,
-                   .asks = asks,
+                   .caller = caller,
                    .number = iteration,
                    .first_step = first_step};
   progress_.reset();
@@ -120,12 +119,14 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
     run_lane(0, shared);
   }
   crew_.join([&] {
-    if (asks() == Verdict::kAbandon) shared.abandoned = true;
+    if (caller.asks() == Verdict::kAbandon) shared.abandoned = true;
   });
   for (size_t i = 1; i < lanes_.size(); ++i) lanes_[i]->let_wait(&call.stop);
   Outcome outcome{.error = shared.error,
                   .feed_end = shared.feed_end,
                   .num_begun = shared.num_begun};
+  outcome.num_finished = progress_[static_cast<size_t>(
+      (plan_.training() ? 2 : 1) * plan_.graph().num_stages() - 1)];
   outcome.last_micro_batch = std::max<int64_t>(shared.num_begun - 1, 0);
   if (shared.error) {
     outcome.num_begun = num_begun_until(shared.failed);
@@ -155,7 +156,7 @@ bool LaneTeam::run_step(size_t lane, const Step& step, const Position& position,
   const int64_t mb = action.micro_batch;
   const auto goes_on = [&] {
     if (lane == 0) {
-      switch (iteration.asks()) {
+      switch (iteration.caller.asks()) {
         case Verdict::kGoOn:
           break;
         case Verdict::kFinish:
@@ -187,6 +188,7 @@ bool LaneTeam::run_step(size_t lane, const Step& step, const Position& position,
     if (step.block == 0) {
       if (!take_elements(iteration, index)) return true;
       iteration.num_begun = mb + 1;
+      iteration.caller.begins(mb + 1);
     }
     lanes_[lane]->run(iteration.call, action, cursor, index);
     release_elements(action, iteration, index);

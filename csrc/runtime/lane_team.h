@@ -33,6 +33,7 @@ class LaneTeam {
     // Micro-batches begun. After an error, those begun until then in the order
     // of the schedule.
     int64_t num_begun = 0;
+    int64_t num_finished = 0;      // of them
     int64_t last_micro_batch = 0;  // the one that failed, or the last one begun
   };
 
@@ -40,14 +41,19 @@ class LaneTeam {
 
   // Whether the calling thread may use a thread for each lane in this call.
   [[nodiscard]] bool can_run(const Call& call) const;
-  // Runs all actions but the update: of one device iteration of training, or of
-  // a whole run of inference. `asks` is called before each action of lane 0 and
-  // while it waits. It says whether to go on, to begin no further micro-batch,
-  // or to leave everything as it is.
+  // What the caller's thread does besides lane 0.
   enum class Verdict : int8_t { kGoOn, kFinish, kAbandon };
+  struct Caller {
+    // Asked before each action of lane 0, and while it waits: to go on, to
+    // begin no further micro-batch, or to leave everything as it is.
+    std::function<Verdict()> asks;
+    // A micro-batch begins: the number of those that have begun.
+    std::function<void(int64_t)> begins;
+  };
+  // Runs all actions but the update: of one device iteration of training, or of
+  // a whole run of inference.
   [[nodiscard]] Outcome run(const Call& call, int64_t iteration,
-                            int64_t first_step,
-                            const std::function<Verdict()>& asks);
+                            int64_t first_step, const Caller& caller);
 
  private:
   // The order of an action in the schedule.

@@ -105,9 +105,10 @@ void ProgramRun::run_iteration(const Call& call, int64_t iteration) {
   // Long ops may stop only if the device iteration can be discarded.
   const bool may_stop = !plan_.training() || checkpoint_.complete();
   const bool parallel = team_.can_run(call);
-  for (const auto& lane : lanes_) {
-    // The sign is for one thread.
-    lane->let_stop(may_stop && !parallel ? &call.stop : nullptr);
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    // The sign is for the thread of the caller.
+    const bool asks = may_stop && (i == 0 || !parallel);
+    lanes_[i]->let_stop(asks ? &call.stop : nullptr);
   }
   if (parallel) {
     run_lanes(call, iteration, first_step);
@@ -135,16 +136,25 @@ void ProgramRun::run_lanes(const Call& call, int64_t iteration,
                            int64_t first_step) {
   using Verdict = LaneTeam::Verdict;
   if (call.stop.up()) throw stopped(plan_.training() ? iteration : 0, plan_);
-  const LaneTeam::Outcome outcome = team_.run(call, iteration, first_step, [&] {
-    if (!call.stop.up()) return Verdict::kGoOn;
-    if (!plan_.training()) return Verdict::kFinish;
-    return checkpoint_.complete() ? Verdict::kAbandon : Verdict::kGoOn;
-  });
+  const int64_t begun_before = num_begun();
+  const auto note = [&](int64_t begun, int64_t last) {
+    num_begun_.store(begun_before + begun, std::memory_order_relaxed);
+    last_micro_batch_.store(
+        iteration * plan_.loop().gradient_accumulation + last,
+        std::memory_order_relaxed);
+  };
+  const LaneTeam::Caller caller{
+      .asks =
+          [&] {
+            if (!call.stop.up()) return Verdict::kGoOn;
+            if (!plan_.training()) return Verdict::kFinish;
+            return checkpoint_.complete() ? Verdict::kAbandon : Verdict::kGoOn;
+          },
+      .begins = [&](int64_t begun) { note(begun, begun - 1); }};
+  const LaneTeam::Outcome outcome =
+      team_.run(call, iteration, first_step, caller);
   step_ = first_step + outcome.num_begun;
-  num_begun_.store(num_begun_ + outcome.num_begun, std::memory_order_relaxed);
-  last_micro_batch_.store(
-      iteration * plan_.loop().gradient_accumulation + outcome.last_micro_batch,
-      std::memory_order_relaxed);
+  note(outcome.num_begun, outcome.last_micro_batch);
   if (outcome.error) std::rethrow_exception(outcome.error);
   if (outcome.feed_end) {
     last_micro_batch_.store(outcome.num_begun, std::memory_order_relaxed);
@@ -153,7 +163,7 @@ void ProgramRun::run_lanes(const Call& call, int64_t iteration,
   }
   if (outcome.abandoned) {
     give_up(first_step);
-    throw stopped(iteration, plan_);
+    throw stopped(plan_.training() ? iteration : outcome.num_finished, plan_);
   }
   num_finished_ = outcome.num_begun;
   const int64_t all = plan_.training() ? plan_.loop().gradient_accumulation
