@@ -95,3 +95,28 @@ def test_no_page_has_examples_with_prompts():
         if re.search(r"^>>> |\{doctest\}|\{testcode\}", page.read_text(), re.MULTILINE)
     ]
     assert prompted == []
+
+
+TRAIN = """
+import argparse
+import poptorch, torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int)
+model = torch.nn.Linear(2, 1)
+inference = poptorch.inferenceModel(model)
+print("epochs", parser.parse_args().epochs, tuple(inference(torch.ones(1, 2)).shape))
+"""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/getting_started.md"])
+def test_the_command_that_runs_a_program_runs_as_printed(page, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    commands = [one.code for one in examples.examples(ROOT / page) if one.language == "bash"]
+    (command,) = [one for one in commands if "run train.py" in one]
+    folders = [str(Path(sys.executable).parent), os.environ["PATH"]]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": os.pathsep.join(folders)}
+    done = subprocess.run(
+        ["bash", "-e", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True
+    )
+    assert done.stdout == "epochs 3 (1, 1)\n", done.stderr
