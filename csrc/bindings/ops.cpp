@@ -214,7 +214,8 @@ void bind_table(py::module_& m) {
       .def_readonly("exact", &OpDef::exact)
       .def_readonly("elementwise", &OpDef::elementwise)
       .def_readonly("only_overflows", &OpDef::only_overflows)
-      .def_readonly("calls_host", &OpDef::calls_host);
+      .def_readonly("calls_host", &OpDef::calls_host)
+      .def_readonly("in_order", &OpDef::in_order);
   py::class_<WorkView>(m, "Work")
       .def_readonly("kind", &WorkView::kind)
       .def_readonly("flops", &WorkView::flops)

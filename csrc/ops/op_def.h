@@ -194,6 +194,9 @@ struct OpDef {
   bool only_overflows = false;
   // The results come from the host, which may fail and may take any time.
   bool calls_host = false;
+  // The ops of a run must come in the order of the whole schedule, on the
+  // thread of the caller, because of what they do besides computing results.
+  bool in_order = false;
 };
 
 // Throws InternalError if no entry has this name.

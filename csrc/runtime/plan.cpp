@@ -27,12 +27,11 @@ bool changes_weights_in_backward(const graph::Graph& graph) {
 // order of the whole schedule.
 bool has_ops_in_order(const graph::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [&graph](const graph::Op& op) {
+    const ops::OpDef& entry = ops::find_op(op.kind);
     const bool ends_when_told =
-        op.kind == "repeat_while" ||
-        (op.kind == "loop" &&
-         ops::OpCall(graph, op).attribute<bool>("conditional"));
-    return op.kind == "print" || ends_when_told ||
-           ops::find_op(op.kind).calls_host ||
+        op.kind == "loop" &&
+        ops::OpCall(graph, op).attribute<bool>("conditional");
+    return entry.in_order || entry.calls_host || ends_when_told ||
            std::ranges::any_of(op.bodies, [](const auto& body) {
              return has_ops_in_order(*body);
            });

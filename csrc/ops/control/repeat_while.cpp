@@ -39,6 +39,7 @@ extern const OpDef kRepeatWhile{
     .work = [](const OpView& op) -> std::vector<graph::Work> {
       return {graph::Host{op.input(0).bytes()}};
     },
+    .in_order = true,
 };
 
 }  // namespace popsim::ops

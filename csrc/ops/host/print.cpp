@@ -133,6 +133,7 @@ extern const OpDef kPrint{
     .work = print_work,
     .outputs = OutputLayout::kAny,
     .exact = true,
+    .in_order = true,
 };
 
 }  // namespace popsim::ops
