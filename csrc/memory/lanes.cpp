@@ -10,7 +10,8 @@ namespace {
 using graph::Phase;
 using graph::TensorId;
 
-// The largest sum of the parts, where `cuts` are their ends.
+// A division of the first stages: the work of the lane that has most, and the
+// first stage of the last lane.
 struct Division {
   double largest = std::numeric_limits<double>::infinity();
   size_t last_begin = 0;

@@ -114,14 +114,27 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
     run_lane(static_cast<size_t>(i) + 1, shared);
   };
   crew_.start(work);
-  {
+  // Whatever the caller throws waits until no thread uses `shared` any more.
+  std::exception_ptr of_caller;
+  const auto guarded = [&](const auto& part) {
+    try {
+      if (!of_caller) part();
+    } catch (...) {
+      of_caller = std::current_exception();
+      shared.abandoned = true;
+    }
+  };
+  guarded([&] {
     const threads::ScopedBudget own(share);
     run_lane(0, shared);
-  }
+  });
   crew_.join([&] {
-    if (caller.asks() == Verdict::kAbandon) shared.abandoned = true;
+    guarded([&] {
+      if (caller.asks() == Verdict::kAbandon) shared.abandoned = true;
+    });
   });
   for (size_t i = 1; i < lanes_.size(); ++i) lanes_[i]->let_wait(&call.stop);
+  if (of_caller) std::rethrow_exception(of_caller);
   Outcome outcome{.error = shared.error,
                   .feed_end = shared.feed_end,
                   .num_begun = shared.num_begun};

@@ -9,9 +9,6 @@
 namespace popsim::runtime {
 namespace {
 
-using graph::Op;
-using graph::Phase;
-using graph::TensorId;
 using schedule::Action;
 using schedule::ActionKind;
 
