@@ -69,6 +69,9 @@ class RunConfig:
         floating_point_checks: bool = ...,
         fed: bool = ...,
         stage_threads: int = ...,
+        replicas: int = ...,
+        input_groups: Sequence[int] = ...,
+        variable_groups: Mapping[int, Sequence[int]] = ...,
     ) -> None: ...
 
 class ArenaRange:
@@ -97,6 +100,8 @@ class Plan:
     def max_in_flight(self) -> int: ...
     @property
     def lane_of_stage(self) -> list[int]: ...
+    @property
+    def num_teams(self) -> int: ...
     def arena_ranges(self) -> list[ArenaRange]: ...
 
 class OpTime:

@@ -67,19 +67,25 @@ void bind_plan(py::module_& m) {
       .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
                        bool training, const std::string& schedule,
                        bool floating_point_checks, bool fed,
-                       int32_t stage_threads) {
+                       int32_t stage_threads, int32_t replicas,
+                       runtime::Groups input_groups,
+                       std::map<TensorId, runtime::Groups> variable_groups) {
              return RunConfig{device_iterations,
                               gradient_accumulation,
                               training,
                               schedule::kind_called(schedule),
                               floating_point_checks,
                               fed,
-                              stage_threads};
+                              stage_threads,
+                              {replicas, std::move(input_groups),
+                               std::move(variable_groups)}};
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
            py::arg("training"), py::arg("schedule"),
            py::arg("floating_point_checks") = false, py::arg("fed") = false,
-           py::arg("stage_threads") = 0);
+           py::arg("stage_threads") = 0, py::arg("replicas") = 1,
+           py::arg("input_groups") = runtime::Groups(),
+           py::arg("variable_groups") = std::map<TensorId, runtime::Groups>());
   py::class_<ArenaRange>(m, "ArenaRange")
       .def_readonly("tensor", &ArenaRange::tensor)
       .def_readonly("first_step", &ArenaRange::first_step)
@@ -104,6 +110,7 @@ void bind_plan(py::module_& m) {
                                return schedule::max_in_flight(self.schedule());
                              })
       .def_property_readonly("lane_of_stage", &Plan::lane_of_stage)
+      .def_property_readonly("num_teams", &Plan::num_teams)
       .def("arena_ranges", &arena_ranges);
 }
 

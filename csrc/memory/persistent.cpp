@@ -1,5 +1,7 @@
 #include "memory/persistent.h"
 
+#include <algorithm>
+
 #include "base/numbers.h"
 #include "memory/arena.h"
 
@@ -28,13 +30,17 @@ std::vector<bool> find_persistent(const graph::Graph& graph) {
 
 }  // namespace
 
-PersistentPlan plan_persistent(const graph::Graph& graph) {
+PersistentPlan plan_persistent(const graph::Graph& graph,
+                               const Instances& instances) {
   const std::vector<bool> persistent = find_persistent(graph);
   PersistentPlan plan;
   for (size_t i = 0; i < persistent.size(); ++i) {
     plan.offsets.push_back(persistent[i] ? plan.bytes : -1);
+    plan.num_instances.push_back(
+        instances[i].empty() ? 1 : std::ranges::max(instances[i]) + 1);
+    plan.strides.push_back(round_up(graph.tensors()[i].bytes(), kAlignment));
     if (persistent[i]) {
-      plan.bytes += round_up(graph.tensors()[i].bytes(), kAlignment);
+      plan.bytes += plan.strides.back() * plan.num_instances.back();
     }
   }
   return plan;

@@ -1,4 +1,7 @@
 // The offsets of all tensors that keep their memory in all runs.
+//
+// The replicas of a program share constants and most variables. Of the others
+// there are several instances, one after the other.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +12,19 @@
 namespace popsim::memory {
 
 struct PersistentPlan {
-  std::vector<int64_t> offsets;  // bytes, by TensorId; -1: not in this memory
+  // Bytes, by TensorId: of the first instance; -1: not in this memory.
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> num_instances;  // by TensorId
+  std::vector<int64_t> strides;        // bytes from one instance to the next
   int64_t bytes = 0;
 };
 
+// By TensorId, then by replica: the instance of a variable that the replica
+// uses, counted from 0. Empty for what all replicas share.
+using Instances = std::vector<std::vector<int32_t>>;
+
 // Places constants, variables, and the outputs of setup ops.
-[[nodiscard]] PersistentPlan plan_persistent(const graph::Graph& graph);
+[[nodiscard]] PersistentPlan plan_persistent(const graph::Graph& graph,
+                                             const Instances& instances);
 
 }  // namespace popsim::memory

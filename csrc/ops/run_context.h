@@ -20,13 +20,17 @@ class HostCode;
 struct LoopCounts {
   int64_t device_iterations = 1;
   int64_t gradient_accumulation = 1;  // micro-batches per device iteration
+  int64_t replicas = 1;  // copies of the program, each on other micro-batches
 };
 
 // The position in the program's loops while a kernel runs.
 struct Cursor {
   int64_t device_iteration = 0;
   int64_t accumulation_step = 0;  // micro-batch within the device iteration
-  int64_t step = 0;  // micro-batches begun since the program was loaded
+  // Micro-batches of all replicas begun since the program was loaded, in the
+  // order of a program of one replica that takes them one after the other.
+  int64_t step = 0;
+  int64_t replica = 0;
 };
 
 // Takes the entries that a run returns: those of a model output or of an
@@ -91,7 +95,9 @@ class RunContext {
     return *outlets[static_cast<size_t>(queue)];
   }
 
-  void* const* pointers = nullptr;   // by TensorId
+  void* const* pointers = nullptr;  // by TensorId
+  // The pointers of each replica; empty if there is only one.
+  std::span<void* const* const> of_replicas;
   std::span<Sink* const> sinks;      // by return
   std::span<Outlet* const> outlets;  // by queue that the program feeds
   Patience* patience = nullptr;      // for code that waits

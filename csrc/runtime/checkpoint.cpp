@@ -85,7 +85,8 @@ bool is_open_ended(const graph::Graph& graph) {
 }  // namespace
 
 Checkpoint::Checkpoint(const Plan& plan)
-    : graph_(plan.graph()),
+    : plan_(plan),
+      graph_(plan.graph()),
       always_(plan.waits_in_iteration() || plan.updates_in_iteration() ||
               is_open_ended(graph_)) {
   VariableUse use(graph_);
@@ -103,7 +104,7 @@ void Checkpoint::add_if_changed(TensorId id) {
   copy_.reset();
 }
 
-void Checkpoint::begin(const DeviceMemory& memory) {
+void Checkpoint::begin(const Memories& memories) {
   if (tensors_.empty()) return;
   const Clock::time_point now = Clock::now();
   const bool is_long = now - last_begin_ > kLong;
@@ -114,27 +115,38 @@ void Checkpoint::begin(const DeviceMemory& memory) {
   }
   if (!copy_) {
     int64_t bytes = 0;
-    for (const TensorId id : tensors_) bytes += graph_.tensor(id).bytes();
+    for (const TensorId id : tensors_) bytes += bytes_of(id);
     copy_ = std::make_unique_for_overwrite<char[]>(static_cast<size_t>(bytes));
   }
-  const OpenTensors open(graph_, memory, tensors_);
+  move(memories, /*back=*/false);
+}
+
+void Checkpoint::restore(const Memories& memories) {
+  // The time that the next iteration takes is unknown.
+  last_begin_ = {};
+  move(memories, /*back=*/true);
+}
+
+int64_t Checkpoint::bytes_of(TensorId id) const {
+  return graph_.tensor(id).bytes() *
+         plan_.persistent().num_instances[static_cast<size_t>(id)];
+}
+
+void Checkpoint::move(const Memories& memories, bool back) {
   char* next = copy_.get();
   for (const TensorId id : tensors_) {
     const auto bytes = static_cast<size_t>(graph_.tensor(id).bytes());
-    std::memcpy(next, memory.pointer(id), bytes);
-    next += bytes;
-  }
-}
-
-void Checkpoint::restore(const DeviceMemory& memory) {
-  // The time that the next iteration takes is unknown.
-  last_begin_ = {};
-  const OpenTensors open(graph_, memory, tensors_);
-  const char* next = copy_.get();
-  for (const TensorId id : tensors_) {
-    const auto bytes = static_cast<size_t>(graph_.tensor(id).bytes());
-    std::memcpy(memory.pointer(id), next, bytes);
-    next += bytes;
+    for (const int32_t replica :
+         first_users(plan_.instances()[static_cast<size_t>(id)])) {
+      const DeviceMemory& memory = *memories[static_cast<size_t>(replica)];
+      const OpenTensors open(graph_, memory, std::span(&id, 1));
+      if (back) {
+        std::memcpy(memory.pointer(id), next, bytes);
+      } else {
+        std::memcpy(next, memory.pointer(id), bytes);
+      }
+      next += bytes;
+    }
   }
 }
 

@@ -16,6 +16,9 @@
 
 namespace popsim::runtime {
 
+// The memory of each replica.
+using Memories = std::vector<const DeviceMemory*>;
+
 class Checkpoint {
  public:
   explicit Checkpoint(const Plan& plan);
@@ -28,15 +31,20 @@ class Checkpoint {
   // iteration. It always copies if the program calls code of the host, which
   // may fail, waits for data between micro-batches, has loops whose number of
   // iterations is unknown, or updates weights in the middle of an iteration.
-  void begin(const DeviceMemory& memory);
+  void begin(const Memories& memories);
   // Whether the device iteration can be discarded.
   [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }
   // After it, the next iteration counts as a first one again.
-  void restore(const DeviceMemory& memory);
+  void restore(const Memories& memories);
 
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Copies each instance of the variables to the copy, or back.
+  void move(const Memories& memories, bool back);
+  [[nodiscard]] int64_t bytes_of(graph::TensorId id) const;
+
+  const Plan& plan_;
   const graph::Graph& graph_;
   bool always_;
   std::vector<bool> changed_;  // by TensorId

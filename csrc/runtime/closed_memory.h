@@ -9,6 +9,7 @@
 #include <sanitizer/asan_interface.h>
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -66,6 +67,21 @@ class OpenTensors {
   std::vector<std::pair<void*, size_t>> ranges_;
 };
 
+// The same, in the memory of all replicas: some ops use that of others.
+class OpenReplicas {
+ public:
+  OpenReplicas(const graph::Graph& graph,
+               const std::vector<const DeviceMemory*>& memories,
+               const graph::Op& op) {
+    for (const DeviceMemory* memory : memories) {
+      open_.push_back(std::make_unique<OpenTensors>(graph, *memory, op));
+    }
+  }
+
+ private:
+  std::vector<std::unique_ptr<OpenTensors>> open_;
+};
+
 inline void close_memory(void* start, int64_t bytes) {
   __asan_poison_memory_region(start, static_cast<size_t>(bytes));
 }
@@ -79,6 +95,13 @@ class OpenTensors {
   template <typename What>
   OpenTensors(const graph::Graph& /*graph*/, const DeviceMemory& /*memory*/,
               const What& /*what*/) {}
+};
+
+class OpenReplicas {
+ public:
+  template <typename Memories>
+  OpenReplicas(const graph::Graph& /*graph*/, const Memories& /*memories*/,
+               const graph::Op& /*op*/) {}
 };
 
 inline void close_memory(void* /*start*/, int64_t /*bytes*/) {}

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <span>
@@ -40,11 +41,14 @@ std::vector<ops::Return> returns_of(const Plan& plan) {
 }
 
 // Throws UserError unless the queue of each enqueueing op exists and has
-// elements of the sizes that the op enqueues.
+// elements of the sizes that the op enqueues for all replicas.
 void check_outlets(const graph::Graph& graph,
-                   std::span<const std::shared_ptr<ops::Outlet>> outlets) {
+                   std::span<const std::shared_ptr<ops::Outlet>> outlets,
+                   int64_t num_replicas) {
   for (const graph::Op& op : graph.ops()) {
-    for (const auto& body : op.bodies) check_outlets(*body, outlets);
+    for (const auto& body : op.bodies) {
+      check_outlets(*body, outlets, num_replicas);
+    }
     if (op.kind != "enqueue") continue;
     const ops::OpView view(graph, op);
     const auto queue = static_cast<size_t>(view.attribute<int64_t>("queue"));
@@ -56,6 +60,7 @@ void check_outlets(const graph::Graph& graph,
       sizes.push_back(view.input(i).numel() *
                       size_in_bytes(dtype_from_name(dtypes[i])));
     }
+    for (int64_t& size : sizes) size *= num_replicas;
     check_user(
         sizes == outlets[queue]->sizes(), "connect: ", describe(op),
         " enqueues tensors of other sizes than the elements of its queue");
@@ -81,7 +86,8 @@ void Executable::check_inputs(const std::vector<at::Tensor>& inputs) const {
   check_user(inputs.size() == slices_.size(), "run: ", inputs.size(),
              " inputs given, the program has ", slices_.size());
   const ops::LoopCounts loop = plan_.loop();
-  const int64_t num_all = loop.device_iterations * loop.gradient_accumulation;
+  const int64_t num_all = loop.device_iterations * loop.gradient_accumulation *
+                          plan_.replicas().num_inputs();
   size_t next = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
     if (places_[i].feed >= 0) continue;
@@ -101,11 +107,24 @@ void Executable::connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
                          std::vector<std::shared_ptr<Inlet>> inlets,
                          const std::vector<InputPlace>& places) {
   const Usage::Copy copy(usage_, "connect");
-  check_outlets(plan_.graph(), outlets);
+  check_outlets(plan_.graph(), outlets, plan_.replicas().count);
   place_inputs(std::move(inlets), places);
   outlets_ = std::move(outlets);
   all_outlets_.clear();
-  for (const auto& outlet : outlets_) all_outlets_.push_back(outlet.get());
+  if (plan_.replicas().count == 1) {
+    for (const auto& outlet : outlets_) all_outlets_.push_back(outlet.get());
+    return;
+  }
+  shared_outlets_.clear();
+  for (const auto& outlet : outlets_) {
+    shared_outlets_.push_back(
+        std::make_unique<SharedOutlet>(outlet, plan_.replicas().count));
+  }
+  for (int32_t r = 0; r < plan_.replicas().count; ++r) {
+    for (const auto& shared : shared_outlets_) {
+      all_outlets_.push_back(&shared->of_replica(r));
+    }
+  }
 }
 
 void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
@@ -113,10 +132,11 @@ void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
   const std::vector<TensorId>& inputs = plan_.inputs();
   check_internal(places.size() == inputs.size(), "connect: got ", places.size(),
                  " places for ", inputs.size(), " inputs");
-  const int64_t in_flight = schedule::max_in_flight(plan_.schedule());
+  const int64_t in_flight =
+      schedule::max_in_flight(plan_.schedule()) * plan_.replicas().num_inputs();
   for (const std::shared_ptr<Inlet>& inlet : inlets) {
     check_user(inlet->depth() >= in_flight, "connect: the program works on ",
-               in_flight, " micro-batches at a time, and the queue holds ",
+               in_flight, " elements at a time, and the queue holds ",
                inlet->depth(), " elements");
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -135,7 +155,8 @@ void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
   feeds_.clear();
   all_feeds_.clear();
   for (std::shared_ptr<Inlet>& inlet : inlets) {
-    feeds_.push_back(std::make_unique<Feed>(std::move(inlet)));
+    feeds_.push_back(std::make_unique<Feed>(std::move(inlet),
+                                            plan_.replicas().num_inputs()));
     all_feeds_.push_back(feeds_.back().get());
   }
   places_ = places;
@@ -150,7 +171,8 @@ void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
           static_cast<size_t>(place.position)));
     } else {
       auto slice = std::make_unique<CallSlice>(
-          place.shared ? 0 : plan_.graph().tensor(inputs[i]).bytes());
+          place.shared ? 0 : plan_.graph().tensor(inputs[i]).bytes(),
+          plan_.replicas().num_inputs());
       slices_.push_back(slice.get());
       sources_.push_back(std::move(slice));
     }
@@ -235,20 +257,31 @@ std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,
   return stopwatch.times();
 }
 
-at::Tensor Executable::memory_of(TensorId id) const {
+at::Tensor Executable::memory_of(TensorId id, int32_t replica) const {
   const graph::Tensor& t = plan_.graph().tensor(id);
-  void* start = stage_.memory().pointer(id);
+  void* start = stage_.memory(replica).pointer(id);
   check_internal(start != nullptr || t.numel() == 0, "'", t.name,
                  "' has no memory on the device");
   return at::from_blob(start, t.shape, t.strides, ops::to_scalar_type(t.dtype));
 }
 
+Groups Executable::holders(TensorId id) const {
+  const TensorId root = plan_.graph().root(id);
+  return first_users(plan_.instances()[static_cast<size_t>(root)]);
+}
+
+bool Executable::is_grouped(TensorId id) const {
+  return plan_.replicas().variable_groups.contains(plan_.graph().root(id));
+}
+
 void Executable::check_size(const char* what, TensorId id,
                             const at::Tensor& other) const {
   const graph::Tensor& t = plan_.graph().tensor(id);
-  check_user(other.numel() == t.numel(), what, ": '", t.name, "' has shape ",
-             to_string(t.shape), ", the other tensor has ", other.numel(),
-             " elements");
+  const int64_t count = is_grouped(id) ? std::ssize(holders(id)) : 1;
+  check_user(other.numel() == t.numel() * count, what, ": '", t.name,
+             "' has shape ", to_string(t.shape),
+             count == 1 ? "" : join(" for each of ", count, " groups"),
+             ", the other tensor has ", other.numel(), " elements");
 }
 
 void Executable::write(const std::map<TensorId, at::Tensor>& values,
@@ -256,27 +289,54 @@ void Executable::write(const std::map<TensorId, at::Tensor>& values,
   const Usage::Copy copy(usage_, "write");
   for (const auto& [id, value] : values) check_size("write", id, value);
   const auto change = [&](TensorId id, const auto& change_memory) {
-    const OpenTensors open(plan_.graph(), stage_.memory(), std::span(&id, 1));
-    change_memory(memory_of(id));
+    const Groups replicas = holders(id);
+    for (size_t i = 0; i < replicas.size(); ++i) {
+      const OpenTensors open(plan_.graph(), stage_.memory(replicas[i]),
+                             std::span(&id, 1));
+      change_memory(memory_of(id, replicas[i]), static_cast<int64_t>(i));
+    }
     stage_.note_written(id);
   };
   for (const auto& [id, value] : values) {
-    const at::Tensor shaped = value.reshape(plan_.graph().tensor(id).shape);
-    change(id, [&](const at::Tensor& memory) { memory.copy_(shaped); });
+    const Shape& shape = plan_.graph().tensor(id).shape;
+    if (is_grouped(id)) {
+      Shape whole{std::ssize(holders(id))};
+      whole.insert(whole.end(), shape.begin(), shape.end());
+      const at::Tensor shaped = value.reshape(whole);
+      change(id, [&](const at::Tensor& memory, int64_t group) {
+        memory.copy_(shaped[group]);
+      });
+    } else {
+      const at::Tensor shaped = value.reshape(shape);
+      change(id, [&](const at::Tensor& memory, int64_t /*instance*/) {
+        memory.copy_(shaped);
+      });
+    }
   }
   for (const auto& [id, factor] : factors) {
-    change(id, [&](const at::Tensor& memory) { memory.mul_(factor); });
+    change(id, [&](const at::Tensor& memory, int64_t /*instance*/) {
+      memory.mul_(factor);
+    });
   }
+}
+
+at::Tensor Executable::copy_of(TensorId id) const {
+  const Groups replicas = is_grouped(id) ? holders(id) : Groups{0};
+  std::vector<at::Tensor> copies;
+  for (const int32_t replica : replicas) {
+    const OpenTensors open(plan_.graph(), stage_.memory(replica),
+                           std::span(&id, 1));
+    copies.push_back(
+        memory_of(id, replica).clone(at::MemoryFormat::Contiguous));
+  }
+  return is_grouped(id) ? at::stack(copies) : copies[0];
 }
 
 std::vector<at::Tensor> Executable::read(
     const std::vector<TensorId>& ids) const {
   const Usage::Copy copy(usage_, "read");
   std::vector<at::Tensor> values;
-  const OpenTensors open(plan_.graph(), stage_.memory(), ids);
-  for (const TensorId id : ids) {
-    values.push_back(memory_of(id).clone(at::MemoryFormat::Contiguous));
-  }
+  for (const TensorId id : ids) values.push_back(copy_of(id));
   return values;
 }
 
@@ -285,8 +345,12 @@ void Executable::read_into(
   const Usage::Copy copy(usage_, "read");
   for (const auto& [id, target] : targets) check_size("read", id, target);
   for (const auto& [id, target] : targets) {
-    const OpenTensors open(plan_.graph(), stage_.memory(), std::span(&id, 1));
-    target.copy_(memory_of(id).reshape(target.sizes()));
+    if (is_grouped(id)) {
+      target.copy_(copy_of(id).reshape(target.sizes()));
+      continue;
+    }
+    const OpenTensors open(plan_.graph(), stage_.memory(0), std::span(&id, 1));
+    target.copy_(memory_of(id, 0).reshape(target.sizes()));
   }
 }
 

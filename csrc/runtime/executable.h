@@ -18,6 +18,7 @@
 #include "runtime/number_watch.h"
 #include "runtime/plan.h"
 #include "runtime/program_run.h"
+#include "runtime/shared_outlet.h"
 #include "runtime/source.h"
 #include "runtime/stop.h"
 #include "runtime/stopwatch.h"
@@ -121,7 +122,14 @@ class Executable {
   // Points the sinks to the memory of the returns: kept buffers and new
   // tensors.
   std::vector<at::Tensor> make_results();
-  [[nodiscard]] at::Tensor memory_of(graph::TensorId id) const;
+  [[nodiscard]] at::Tensor memory_of(graph::TensorId id, int32_t replica) const;
+  // The first replica of each instance of a variable.
+  [[nodiscard]] Groups holders(graph::TensorId id) const;
+  // Whether the host sees a value of the variable for each group of replicas,
+  // along a first axis. It sees one value of others: that of the first replica.
+  [[nodiscard]] bool is_grouped(graph::TensorId id) const;
+  // The value that the host sees.
+  [[nodiscard]] at::Tensor copy_of(graph::TensorId id) const;
   void check_size(const char* what, graph::TensorId id,
                   const at::Tensor& other) const;
   // The stopwatch may be null.
@@ -142,9 +150,10 @@ class Executable {
   std::vector<std::unique_ptr<Feed>> feeds_;
   std::vector<Feed*> all_feeds_;
   std::vector<std::shared_ptr<ops::Outlet>> outlets_;
-  std::vector<ops::Outlet*> all_outlets_;
-  std::vector<Buffer> buffers_;    // by return
-  std::vector<ops::Sink*> sinks_;  // by return
+  std::vector<std::unique_ptr<SharedOutlet>> shared_outlets_;
+  std::vector<ops::Outlet*> all_outlets_;  // by replica, then by queue
+  std::vector<Buffer> buffers_;            // by return
+  std::vector<ops::Sink*> sinks_;          // by return
   std::optional<NumberWatch> watch_;
   uint64_t seed_ = 0;
   std::atomic<int64_t> num_runs_ = 0;

@@ -1,11 +1,12 @@
-// The stages that one thread works on: their kernels, and their view of the
-// device's memory.
+// The stages of a replica that one thread works on: their kernels, and their
+// view of the device's memory.
 //
-// A program that one thread runs has one lane with all stages. Several lanes
-// share the memory itself. Each knows where inputs and stashed tensors are for
-// the micro-batch that it works on.
+// A program that one thread runs has one lane with all stages for each replica.
+// The lanes of a replica share the memory itself. Each knows where inputs and
+// stashed tensors are for the micro-batch that it works on.
 #pragma once
 
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct Call {
   std::span<Source* const> sources;   // by input of the plan
   std::span<ops::Sink* const> sinks;  // by return
   std::span<Feed* const> feeds;       // the feeds that some of the sources read
+  // Those of the first replica, then those of the next.
   std::span<ops::Outlet* const> outlets;
   uint64_t seed = 0;
   // Null if the program calls no code of the host.
@@ -32,11 +34,25 @@ struct Call {
   StopSign& stop;
 };
 
+class Lane;
+// By replica, then by the lane's number.
+using Lanes = std::vector<std::vector<std::unique_ptr<Lane>>>;
+
 class Lane {
  public:
   // Prepares the kernels of the lane's stages. Lane 0 also has the setup ops
-  // and the update. The plan and the memory must outlive it.
-  Lane(const Plan& plan, const DeviceStorage& storage, int32_t number);
+  // and what the replica does in the update. The plan and the memory must
+  // outlive it.
+  Lane(const Plan& plan, const DeviceStorage& storage, int32_t replica,
+       int32_t number);
+
+  // Reads the results of ops of the update that another replica runs where that
+  // replica has them. Call it for replicas in their order.
+  void share_update(const Lanes& lanes);
+  // Lets ops read the memory of all replicas.
+  void see(std::span<void* const* const> of_replicas) {
+    context_.of_replicas = of_replicas;
+  }
 
   // Runs the setup ops.
   void load(std::span<Listener* const> listeners);
@@ -50,6 +66,11 @@ class Lane {
   // run; for the update, the last one.
   void run(const Call& call, const schedule::Action& action,
            const ops::Cursor& cursor, int64_t index);
+  // Runs an action in two parts: what comes before its ops, and an op of the
+  // update.
+  void begin(const Call& call, const schedule::Action& action,
+             const ops::Cursor& cursor, int64_t index);
+  void run_update(size_t op);
 
   [[nodiscard]] const DeviceMemory& memory() const { return memory_; }
 
@@ -66,6 +87,7 @@ class Lane {
   [[nodiscard]] const Block& block(const schedule::Action& action) const;
 
   const Plan& plan_;
+  int32_t replica_;
   DeviceMemory memory_;
   Instructions instructions_;
   std::vector<Instruction> setup_;

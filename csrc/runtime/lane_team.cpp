@@ -4,7 +4,6 @@
 #include <cfenv>
 #include <limits>
 #include <thread>
-#include <tuple>
 
 #include "base/check.h"
 #include "runtime/plain_kernels.h"
@@ -26,7 +25,7 @@ struct LaneTeam::Iteration {
   std::atomic<int64_t> limit = std::numeric_limits<int64_t>::max();
   // Everything is left as it is.
   std::atomic<bool> abandoned = false;
-  int64_t num_begun = 0;  // of lane 0
+  int64_t num_begun = 0;  // for the caller's thread
   // An action failed. Those before it in the order of the schedule still run:
   // one of them may fail, too.
   std::atomic<bool> has_failed = false;
@@ -34,7 +33,7 @@ struct LaneTeam::Iteration {
   std::exception_ptr error;
   Position failed{};
   int64_t failed_micro_batch = 0;
-  std::exception_ptr feed_end;  // of lane 0
+  std::exception_ptr feed_end;  // of the caller's thread
 
   [[nodiscard]] bool is_after_failure(const Position& position) {
     if (!has_failed) return false;
@@ -59,13 +58,22 @@ class LanePatience final : public ops::Patience {
 
 }  // namespace
 
-LaneTeam::LaneTeam(const Plan& plan, std::vector<std::unique_ptr<Lane>>& lanes)
+LaneTeam::LaneTeam(const Plan& plan, Lanes& lanes)
     : plan_(plan),
       lanes_(lanes),
-      stretches_(lanes.size()),
-      progress_(plan.blocks().size(),
-                lanes.size() <= std::thread::hardware_concurrency()),
-      crew_(std::ssize(lanes) - 1) {
+      stretches_(static_cast<size_t>(plan.num_lanes())),
+      progress_(
+          static_cast<size_t>(plan.num_teams()) * plan.blocks().size() + 1,
+          plan.num_teams() * plan.num_lanes() <=
+              static_cast<int64_t>(std::thread::hardware_concurrency())),
+      crew_(plan.num_teams() * plan.num_lanes() - 1) {
+  const auto num_teams = static_cast<size_t>(plan.num_teams());
+  for (size_t team = 0; team < num_teams; ++team) {
+    for (size_t lane = 0; lane < stretches_.size(); ++lane) {
+      workers_.push_back({team, lane, team * lanes.size() / num_teams,
+                          (team + 1) * lanes.size() / num_teams});
+    }
+  }
   for (const schedule::Stretch& stretch : plan.schedule()) {
     for (auto& own : stretches_) own.push_back({{}, stretch.times});
     for (size_t i = 0; i < stretch.actions.size(); ++i) {
@@ -90,8 +98,19 @@ size_t LaneTeam::block_of(const Action& action) const {
 }
 
 bool LaneTeam::can_run(const Call& call) const {
-  return lanes_.size() > 1 && call.listeners.empty() &&
-         threads::budget() >= std::ssize(lanes_);
+  return workers_.size() > 1 && call.listeners.empty() &&
+         threads::budget() >= std::ssize(workers_);
+}
+
+bool LaneTeam::is_of_caller(size_t replica, size_t lane) const {
+  return lane == 0 && replica < workers_[0].last_replica;
+}
+
+void LaneTeam::let_wait(size_t worker, ops::Patience* patience) {
+  const Worker& own = workers_[worker];
+  for (size_t r = own.first_replica; r < own.last_replica; ++r) {
+    lanes_[r][own.lane]->let_wait(patience);
+  }
 }
 
 LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
@@ -102,18 +121,18 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
                    .first_step = first_step};
   progress_.reset();
   const int64_t share =
-      std::max<int64_t>(1, threads::budget() / std::ssize(lanes_));
+      std::max<int64_t>(1, threads::budget() / std::ssize(workers_));
   std::fenv_t rounding;  // and whether small numbers are flushed to zero
   std::fegetenv(&rounding);
   LanePatience patience(call.stop, shared.abandoned);
-  for (size_t i = 1; i < lanes_.size(); ++i) lanes_[i]->let_wait(&patience);
-  const std::function<void(int64_t)> work = [&](int64_t i) {
+  for (size_t i = 1; i < workers_.size(); ++i) let_wait(i, &patience);
+  const std::function<void(int64_t)> help = [&](int64_t i) {
     std::fesetenv(&rounding);
     const PlainKernels plain;
     const threads::ScopedBudget own(share);
-    run_lane(static_cast<size_t>(i) + 1, shared);
+    work(workers_[static_cast<size_t>(i) + 1], shared);
   };
-  crew_.start(work);
+  crew_.start(help);
   // Whatever the caller throws waits until no thread uses `shared` any more.
   std::exception_ptr of_caller;
   const auto guarded = [&](const auto& part) {
@@ -126,20 +145,19 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
   };
   guarded([&] {
     const threads::ScopedBudget own(share);
-    run_lane(0, shared);
+    work(workers_[0], shared);
   });
   crew_.join([&] {
     guarded([&] {
       if (caller.asks() == Verdict::kAbandon) shared.abandoned = true;
     });
   });
-  for (size_t i = 1; i < lanes_.size(); ++i) lanes_[i]->let_wait(&call.stop);
+  for (size_t i = 1; i < workers_.size(); ++i) let_wait(i, &call.stop);
   if (of_caller) std::rethrow_exception(of_caller);
   Outcome outcome{.error = shared.error,
                   .feed_end = shared.feed_end,
                   .num_begun = shared.num_begun};
-  outcome.num_finished = progress_[static_cast<size_t>(
-      (plan_.training() ? 2 : 1) * plan_.graph().num_stages() - 1)];
+  outcome.num_finished = num_finished(last_block());
   outcome.last_micro_batch = std::max<int64_t>(shared.num_begun - 1, 0);
   if (shared.error) {
     outcome.num_begun = num_begun_until(shared.failed);
@@ -150,25 +168,27 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
   return outcome;
 }
 
-void LaneTeam::run_lane(size_t lane, Iteration& iteration) {
-  for (size_t s = 0; s < stretches_[lane].size(); ++s) {
-    const Stretch& stretch = stretches_[lane][s];
+void LaneTeam::work(const Worker& worker, Iteration& iteration) {
+  const std::vector<Stretch>& stretches = stretches_[worker.lane];
+  for (size_t s = 0; s < stretches.size(); ++s) {
+    const Stretch& stretch = stretches[s];
     if (stretch.steps.empty()) continue;
     for (int64_t time = 0; time < stretch.times; ++time) {
       for (const Step& step : stretch.steps) {
-        const Position position{s, time, step.position};
-        if (!run_step(lane, step, position, iteration)) return;
+        const Position position{s, time, step.position, worker.first_replica};
+        if (!run_step(worker, step, position, iteration)) return;
       }
     }
   }
 }
 
-bool LaneTeam::run_step(size_t lane, const Step& step, const Position& position,
-                        Iteration& iteration) {
+bool LaneTeam::run_step(const Worker& worker, const Step& step,
+                        Position position, Iteration& iteration) {
+  const bool is_caller = &worker == workers_.data();
   const Action action = schedule::further(step.action, position.time);
   const int64_t mb = action.micro_batch;
   const auto goes_on = [&] {
-    if (lane == 0) {
+    if (is_caller) {
       switch (iteration.caller.asks()) {
         case Verdict::kGoOn:
           break;
@@ -188,38 +208,71 @@ bool LaneTeam::run_step(size_t lane, const Step& step, const Position& position,
   const auto leaves_out = [&] { return mb >= iteration.limit; };
   if (!goes_on()) return leaves_out();
   for (const memory::Wait& wait : plan_.waits()[step.block]) {
-    if (!progress_.wait(wait.block, mb - wait.distance + 1, goes_on)) {
+    if (!progress_.wait(counter(worker.team, wait.block),
+                        mb - wait.distance + 1, goes_on)) {
       return leaves_out();
     }
   }
-  const ops::LoopCounts loop = plan_.loop();
-  const int64_t index = iteration.number * loop.gradient_accumulation + mb;
-  const ops::Cursor cursor{plan_.training() ? iteration.number : mb,
-                           plan_.training() ? mb : 0,
-                           iteration.first_step + mb};
-  try {
-    if (step.block == 0) {
-      if (!take_elements(iteration, index)) return true;
-      iteration.num_begun = mb + 1;
-      iteration.caller.begins(mb + 1);
+  const bool begins = step.block == 0;
+  const size_t begun = counter(workers_.back().team + 1, 0);
+  if (begins && is_caller) {
+    try {
+      const int64_t accumulation = plan_.loop().gradient_accumulation;
+      if (!take_elements(iteration, iteration.number * accumulation + mb)) {
+        return true;
+      }
+    } catch (const Stopped&) {
+      iteration.abandoned = true;
+      return false;
+    } catch (...) {
+      note_error(position, mb, iteration);
+      return false;
     }
-    lanes_[lane]->run(iteration.call, action, cursor, index);
-    release_elements(action, iteration, index);
+    iteration.num_begun = mb + 1;
+    iteration.caller.begins(mb + 1);
+    progress_.raise(begun, mb + 1);
+  } else if (begins && !progress_.wait(begun, mb + 1, goes_on)) {
+    return leaves_out();
+  }
+  if (!run_action(worker, action, position, iteration)) return false;
+  progress_.raise(counter(worker.team, step.block), mb + 1);
+  release_elements(step.block, iteration);
+  return true;
+}
+
+bool LaneTeam::run_action(const Worker& worker, const Action& action,
+                          Position& position, Iteration& iteration) {
+  const int64_t mb = action.micro_batch;
+  const int64_t accumulation = plan_.loop().gradient_accumulation;
+  const int64_t index = iteration.number * accumulation + mb;
+  try {
+    for (size_t r = worker.first_replica; r < worker.last_replica; ++r) {
+      position.replica = r;
+      lanes_[r][worker.lane]->run(
+          iteration.call, action,
+          plan_.cursor(iteration.number, mb, iteration.first_step,
+                       static_cast<int64_t>(r)),
+          index);
+    }
   } catch (const Stopped&) {
     iteration.abandoned = true;
     return false;
   } catch (...) {
-    const std::lock_guard lock(iteration.mutex);
-    if (!iteration.error || position < iteration.failed) {
-      iteration.error = std::current_exception();
-      iteration.failed = position;
-      iteration.failed_micro_batch = mb;
-    }
-    iteration.has_failed = true;
+    note_error(position, mb, iteration);
     return false;
   }
-  progress_.raise(step.block, mb + 1);
   return true;
+}
+
+void LaneTeam::note_error(const Position& position, int64_t micro_batch,
+                          Iteration& iteration) const {
+  const std::lock_guard lock(iteration.mutex);
+  if (!iteration.error || position < iteration.failed) {
+    iteration.error = std::current_exception();
+    iteration.failed = position;
+    iteration.failed_micro_batch = micro_batch;
+  }
+  iteration.has_failed = true;
 }
 
 bool LaneTeam::take_elements(Iteration& iteration, int64_t index) const {
@@ -229,7 +282,7 @@ bool LaneTeam::take_elements(Iteration& iteration, int64_t index) const {
   };
   const bool others_finish = !plan_.training() && iteration.num_begun > 0;
   try {
-    for (Feed* feed : iteration.call.feeds) std::ignore = feed->element(index);
+    for (Feed* feed : iteration.call.feeds) feed->take(index);
   } catch (const FeedEnd&) {
     if (!others_finish) throw;
     iteration.feed_end = std::current_exception();
@@ -241,18 +294,29 @@ bool LaneTeam::take_elements(Iteration& iteration, int64_t index) const {
   return true;
 }
 
-void LaneTeam::release_elements(const Action& action,
-                                const Iteration& iteration,
-                                int64_t index) const {
-  const bool is_last =
-      plan_.training()
-          ? action.kind == ActionKind::kBackward && action.stage == 0
-          : action.stage + 1 == plan_.graph().num_stages();
+size_t LaneTeam::last_block() const {
+  const auto stages = static_cast<size_t>(plan_.graph().num_stages());
+  return (plan_.training() ? 2 : 1) * stages - 1;
+}
+
+int64_t LaneTeam::num_finished(size_t block) const {
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (size_t team = 0; team <= workers_.back().team; ++team) {
+    least = std::min(least, progress_[counter(team, block)]);
+  }
+  return least;
+}
+
+void LaneTeam::release_elements(size_t block,
+                                const Iteration& iteration) const {
+  if (block != last_block() || iteration.call.feeds.empty()) return;
+  const int64_t accumulation = plan_.loop().gradient_accumulation;
+  int64_t finished = num_finished(block);
   // The update may read the inputs of the last micro-batch.
-  const bool waits = plan_.training() && action.micro_batch + 1 ==
-                                             plan_.loop().gradient_accumulation;
-  if (!is_last || waits) return;
-  for (Feed* feed : iteration.call.feeds) feed->release_before(index + 1);
+  if (plan_.training()) finished = std::min(finished, accumulation - 1);
+  for (Feed* feed : iteration.call.feeds) {
+    feed->release_before(iteration.number * accumulation + finished);
+  }
 }
 
 int64_t LaneTeam::num_begun_until(const Position& position) const {

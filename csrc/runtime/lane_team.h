@@ -1,8 +1,11 @@
-// Lets all lanes of a program work at the same time.
+// Lets the lanes of a program work at the same time, for teams of replicas.
 //
-// The caller's thread works on lane 0, and threads of a crew on the others.
-// Nothing keeps them in step but the waits of the plan, so each is as far ahead
-// as the values that it needs, and the slots that it fills, allow.
+// There is a worker for each lane of each team, which runs its actions for all
+// replicas of the team. The caller's thread is the worker of the first lane of
+// the first team, and threads of a crew are the others. Nothing keeps them in
+// step but the waits of the plan, so each is as far ahead as the values that it
+// needs, and the slots that it fills, allow. Teams need nothing of each other,
+// except that the caller's thread takes the data of all replicas.
 #pragma once
 
 #include <atomic>
@@ -37,14 +40,16 @@ class LaneTeam {
     int64_t last_micro_batch = 0;  // the one that failed, or the last one begun
   };
 
-  LaneTeam(const Plan& plan, std::vector<std::unique_ptr<Lane>>& lanes);
+  LaneTeam(const Plan& plan, Lanes& lanes);
 
-  // Whether the calling thread may use a thread for each lane in this call.
+  // Whether the calling thread may use a thread for each worker in this call.
   [[nodiscard]] bool can_run(const Call& call) const;
-  // What the caller's thread does besides lane 0.
+  // Whether the caller's thread works on a lane of a replica.
+  [[nodiscard]] bool is_of_caller(size_t replica, size_t lane) const;
+  // What the caller's thread does besides its lane.
   enum class Verdict : int8_t { kGoOn, kFinish, kAbandon };
   struct Caller {
-    // Asked before each action of lane 0, and while it waits: to go on, to
+    // Asked before each action of its lane, and while it waits: to go on, to
     // begin no further micro-batch, or to leave everything as it is.
     std::function<Verdict()> asks;
     // A micro-batch begins: the number of those that have begun.
@@ -61,6 +66,7 @@ class LaneTeam {
     size_t stretch;
     int64_t time;
     size_t action;
+    size_t replica;
 
     friend auto operator<=>(const Position&, const Position&) = default;
   };
@@ -73,25 +79,50 @@ class LaneTeam {
     std::vector<Step> steps;
     int64_t times;
   };
+  struct Worker {
+    size_t team;
+    size_t lane;
+    size_t first_replica;
+    size_t last_replica;  // not of the team
+  };
   struct Iteration;
 
   [[nodiscard]] size_t block_of(const schedule::Action& action) const;
-  void run_lane(size_t lane, Iteration& iteration);
-  // Returns whether the lane goes on.
-  [[nodiscard]] bool run_step(size_t lane, const Step& step,
-                              const Position& position, Iteration& iteration);
+  void let_wait(size_t worker, ops::Patience* patience);
+  // How far a team is, by block.
+  [[nodiscard]] size_t counter(size_t team, size_t block) const {
+    return team * plan_.blocks().size() + block;
+  }
+  void work(const Worker& worker, Iteration& iteration);
+  // Returns whether the worker goes on.
+  [[nodiscard]] bool run_step(const Worker& worker, const Step& step,
+                              Position position, Iteration& iteration);
+  // Runs the step's action for the replicas of the team. Returns false if an op
+  // failed, or had to stop.
+  [[nodiscard]] bool run_action(const Worker& worker,
+                                const schedule::Action& action,
+                                Position& position, Iteration& iteration);
+  // Notes an error that is being handled.
+  void note_error(const Position& position, int64_t micro_batch,
+                  Iteration& iteration) const;
   // Takes the data of a micro-batch that begins. Returns false if there is none
   // and those in flight are to be finished.
   [[nodiscard]] bool take_elements(Iteration& iteration, int64_t index) const;
-  // Releases the data of a micro-batch if an action has finished it.
-  void release_elements(const schedule::Action& action,
-                        const Iteration& iteration, int64_t index) const;
+  // Releases the data of micro-batches that all teams have finished, after one
+  // has finished a block.
+  void release_elements(size_t block, const Iteration& iteration) const;
+  // Number of micro-batches that have passed a block in all teams.
+  [[nodiscard]] int64_t num_finished(size_t block) const;
+  // The block after which nothing reads the inputs of a micro-batch.
+  [[nodiscard]] size_t last_block() const;
   [[nodiscard]] int64_t num_begun_until(const Position& position) const;
 
   const Plan& plan_;
-  std::vector<std::unique_ptr<Lane>>& lanes_;
+  Lanes& lanes_;
+  std::vector<Worker> workers_;                  // the caller's first
   std::vector<std::vector<Stretch>> stretches_;  // by lane
-  threads::Progress progress_;                   // by block
+  // By team and block; then the number of micro-batches that have begun.
+  threads::Progress progress_;
   threads::Crew crew_;
 };
 

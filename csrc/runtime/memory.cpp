@@ -38,12 +38,16 @@ void DeviceStorage::FreeDeleter::operator()(void* memory) const {
 }
 
 DeviceStorage::DeviceStorage(const Plan& plan)
-    : arena_(allocate(plan.arena().arena_bytes)),
-      persistent_(allocate(plan.persistent().bytes)) {}
+    : persistent_(allocate(plan.persistent().bytes)) {
+  for (int32_t r = 0; r < plan.replicas().count; ++r) {
+    arenas_.emplace_back(allocate(plan.arena().arena_bytes));
+  }
+}
 
-DeviceMemory::DeviceMemory(const Plan& plan, const DeviceStorage& storage)
+DeviceMemory::DeviceMemory(const Plan& plan, const DeviceStorage& storage,
+                           int32_t replica)
     : graph_(plan.graph()),
-      start_(storage.arena()),
+      start_(storage.arena(replica)),
       elsewhere_(graph_.tensors().size()),
       pointers_(graph_.tensors().size(), nullptr),
       views_(graph_.tensors().size()),
@@ -52,7 +56,7 @@ DeviceMemory::DeviceMemory(const Plan& plan, const DeviceStorage& storage)
     elsewhere_[static_cast<size_t>(id)] = true;
   }
   find_views();
-  place(plan.persistent(), storage.persistent());
+  place(plan, storage.persistent(), replica);
   place(plan.arena());
 }
 
@@ -83,10 +87,15 @@ void DeviceMemory::find_views() {
   }
 }
 
-void DeviceMemory::place(const memory::PersistentPlan& plan, char* start) {
-  for (size_t i = 0; i < plan.offsets.size(); ++i) {
-    if (plan.offsets[i] < 0) continue;
-    bind(static_cast<TensorId>(i), start + plan.offsets[i]);
+void DeviceMemory::place(const Plan& plan, char* start, int32_t replica) {
+  const memory::PersistentPlan& persistent = plan.persistent();
+  for (size_t i = 0; i < persistent.offsets.size(); ++i) {
+    if (persistent.offsets[i] < 0) continue;
+    const std::vector<int32_t>& instances = plan.instances()[i];
+    const int64_t instance =
+        instances.empty() ? 0 : instances[static_cast<size_t>(replica)];
+    bind(static_cast<TensorId>(i),
+         start + persistent.offsets[i] + instance * persistent.strides[i]);
   }
 }
 

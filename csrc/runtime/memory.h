@@ -13,12 +13,14 @@
 
 namespace popsim::runtime {
 
-// The memory itself: the arena and the persistent tensors.
+// The memory itself: an arena for each replica, and the persistent tensors.
 class DeviceStorage {
  public:
   explicit DeviceStorage(const Plan& plan);
 
-  [[nodiscard]] char* arena() const { return arena_.get(); }
+  [[nodiscard]] char* arena(int32_t replica) const {
+    return arenas_[static_cast<size_t>(replica)].get();
+  }
   [[nodiscard]] char* persistent() const { return persistent_.get(); }
 
  private:
@@ -26,16 +28,16 @@ class DeviceStorage {
     void operator()(void* memory) const;
   };
 
-  std::unique_ptr<char, FreeDeleter> arena_;
+  std::vector<std::unique_ptr<char, FreeDeleter>> arenas_;  // by replica
   std::unique_ptr<char, FreeDeleter> persistent_;
 };
 
 // Knows the current address of every tensor.
 class DeviceMemory {
  public:
-  // Looks at the storage as one lane does. The plan and the storage must
-  // outlive it.
-  DeviceMemory(const Plan& plan, const DeviceStorage& storage);
+  // Looks at the storage as one lane of a replica does. The plan and the
+  // storage must outlive it.
+  DeviceMemory(const Plan& plan, const DeviceStorage& storage, int32_t replica);
   // The memory of a body: a part of `arena`, which belongs to the body's op.
   // The body's inputs and results are stored elsewhere.
   DeviceMemory(const graph::Graph& body, const memory::ArenaPlan& plan,
@@ -82,7 +84,7 @@ class DeviceMemory {
 
   void find_views();
   void place(const memory::ArenaPlan& plan);
-  void place(const memory::PersistentPlan& plan, char* start);
+  void place(const Plan& plan, char* start, int32_t replica);
   at::Storage& storage(graph::TensorId root);
 
   const graph::Graph& graph_;

@@ -51,6 +51,14 @@ void add_queues(const graph::Graph& graph, const graph::Op& op,
   }
 }
 
+// Whether micro-batches give elements to queues, which hold those of all
+// replicas.
+bool has_queues(const graph::Graph& graph) {
+  std::set<int64_t> queues;
+  for (const graph::Op& op : graph.ops()) add_queues(graph, op, queues);
+  return !queues.empty();
+}
+
 // Whether two lanes enqueue to one queue, whose order is that of the schedule.
 bool share_a_queue(const graph::Graph& graph,
                    const memory::LaneOfStage& lane_of_stage) {
@@ -89,7 +97,15 @@ Plan::Plan(graph::Graph graph, RunConfig config)
   ops::check_order(graph_, schedule::max_in_flight(schedule_) > 1);
   updates_in_iteration_ = changes_weights_in_backward(graph_);
   blocks_ = memory::make_blocks(graph_);
-  lane_of_stage_ = divide_stages();
+  check_replicas(graph_, config_.replicas);
+  instances_ = find_instances(graph_, config_.replicas);
+  updaters_ =
+      find_updaters(graph_, blocks_.back(), config_.replicas, instances_);
+  // Replicas need no data of each other, so they come before stages.
+  if (may_form_teams()) {
+    num_teams_ = std::min(config_.replicas.count, most_threads());
+  }
+  lane_of_stage_ = divide_stages(most_threads() / num_teams_);
   live_ranges_ =
       memory::live_ranges(graph_, blocks_, schedule_, lane_of_stage_);
   waits_ = memory::find_waits(graph_, blocks_, live_ranges_, lane_of_stage_);
@@ -101,7 +117,7 @@ Plan::Plan(graph::Graph graph, RunConfig config)
   arena_ = memory::plan_arena(
       graph_, blocks_, live_ranges_, lane_of_stage_,
       [](const graph::Op& op) { return ops::find_op(op.kind).reuses_input; });
-  persistent_ = memory::plan_persistent(graph_);
+  persistent_ = memory::plan_persistent(graph_, instances_);
   for (size_t i = 0; i < graph_.tensors().size(); ++i) {
     if (graph_.tensors()[i].kind == graph::TensorKind::kInput) {
       inputs_.push_back(static_cast<graph::TensorId>(i));
@@ -109,7 +125,27 @@ Plan::Plan(graph::Graph graph, RunConfig config)
   }
 }
 
-memory::LaneOfStage Plan::divide_stages() const {
+ops::Cursor Plan::cursor(int64_t iteration, int64_t micro_batch,
+                         int64_t first_step, int64_t replica) const {
+  return {.device_iteration = config_.training ? iteration : micro_batch,
+          .accumulation_step = config_.training ? micro_batch : 0,
+          .step = (first_step + micro_batch) * config_.replicas.count + replica,
+          .replica = replica};
+}
+
+int32_t Plan::most_threads() const {
+  const auto most = static_cast<int32_t>(threads::most());
+  return config_.stage_threads > 0 ? std::min(config_.stage_threads, most)
+                                   : most;
+}
+
+bool Plan::may_form_teams() const {
+  return config_.replicas.count > 1 && !config_.floating_point_checks &&
+         !updates_in_iteration_ && !kMemoryCloses &&
+         !has_ops_in_order(graph_) && !has_queues(graph_);
+}
+
+memory::LaneOfStage Plan::divide_stages(int32_t most) const {
   const auto num_stages = static_cast<size_t>(graph_.num_stages());
   memory::LaneOfStage together(num_stages, 0);
   const bool alone = schedule::max_in_flight(schedule_) == 1 ||
@@ -127,10 +163,7 @@ memory::LaneOfStage Plan::divide_stages() const {
           graph::flops(part) + static_cast<double>(graph::bytes(part));
     }
   }
-  const auto most = static_cast<int32_t>(threads::most());
-  const memory::LaneOfStage apart = memory::divide(
-      work,
-      config_.stage_threads > 0 ? std::min(config_.stage_threads, most) : most);
+  const memory::LaneOfStage apart = memory::divide(work, most);
   const bool may = memory::can_share(graph_, blocks_, apart) &&
                    !share_a_queue(graph_, apart);
   return may ? apart : together;

@@ -12,6 +12,7 @@
 #include "memory/live_range.h"
 #include "memory/persistent.h"
 #include "ops/run_context.h"
+#include "runtime/replicas.h"
 #include "schedule/action.h"
 
 namespace popsim::runtime {
@@ -27,6 +28,7 @@ struct RunConfig {
   bool fed = false;
   // The most threads that may run stages; 0: as many as there are.
   int32_t stage_threads = 0;
+  Replicas replicas;
 };
 
 class Plan {
@@ -49,8 +51,13 @@ class Plan {
     return updates_in_iteration_;
   }
   [[nodiscard]] ops::LoopCounts loop() const {
-    return {config_.device_iterations, config_.gradient_accumulation};
+    return {config_.device_iterations, config_.gradient_accumulation,
+            config_.replicas.count};
   }
+  // The position of a replica in the loops, for a micro-batch of the iteration.
+  // `first_step` is the number of micro-batches begun before the iteration.
+  [[nodiscard]] ops::Cursor cursor(int64_t iteration, int64_t micro_batch,
+                                   int64_t first_step, int64_t replica) const;
   // Training repeats the schedule once per device iteration. Inference has no
   // update to wait for, so its schedule covers all device iterations.
   [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }
@@ -63,6 +70,17 @@ class Plan {
     return lane_of_stage_;
   }
   [[nodiscard]] int32_t num_lanes() const { return lane_of_stage_.back() + 1; }
+  [[nodiscard]] const Replicas& replicas() const { return config_.replicas; }
+  // The number of teams that replicas are divided among. Teams work at the same
+  // time, each on all lanes of its replicas.
+  [[nodiscard]] int32_t num_teams() const { return num_teams_; }
+  [[nodiscard]] const memory::Instances& instances() const {
+    return instances_;
+  }
+  // For each op of the update, the replica that runs it for each replica.
+  [[nodiscard]] const std::vector<Groups>& updaters() const {
+    return updaters_;
+  }
   // The waits of each block for blocks of other lanes.
   [[nodiscard]] const std::vector<std::vector<memory::Wait>>& waits() const {
     return waits_;
@@ -80,11 +98,17 @@ class Plan {
   }
 
  private:
-  [[nodiscard]] memory::LaneOfStage divide_stages() const;
+  // The most threads that lanes and teams may use.
+  [[nodiscard]] int32_t most_threads() const;
+  [[nodiscard]] memory::LaneOfStage divide_stages(int32_t most) const;
+  [[nodiscard]] bool may_form_teams() const;
 
   graph::Graph graph_;
   RunConfig config_;
   bool updates_in_iteration_;
+  memory::Instances instances_;
+  std::vector<Groups> updaters_;
+  int32_t num_teams_ = 1;
   schedule::Schedule schedule_;
   std::vector<memory::Block> blocks_;
   memory::LaneOfStage lane_of_stage_;

@@ -1,9 +1,8 @@
 #include "runtime/program_run.h"
 
-#include <tuple>
-
 #include "base/check.h"
 #include "ops/host_code.h"
+#include "runtime/closed_memory.h"
 #include "runtime/plain_kernels.h"
 
 namespace popsim::runtime {
@@ -33,11 +32,14 @@ Stopped stopped(int64_t num_iterations, const Plan& plan) {
                       plan.loop().device_iterations, " device iterations"));
 }
 
-std::vector<std::unique_ptr<Lane>> make_lanes(const Plan& plan,
-                                              const DeviceStorage& storage) {
-  std::vector<std::unique_ptr<Lane>> lanes;
-  for (int32_t number = 0; number < plan.num_lanes(); ++number) {
-    lanes.push_back(std::make_unique<Lane>(plan, storage, number));
+Lanes make_lanes(const Plan& plan, const DeviceStorage& storage) {
+  Lanes lanes(static_cast<size_t>(plan.replicas().count));
+  for (int32_t r = 0; r < plan.replicas().count; ++r) {
+    auto& own = lanes[static_cast<size_t>(r)];
+    for (int32_t number = 0; number < plan.num_lanes(); ++number) {
+      own.push_back(std::make_unique<Lane>(plan, storage, r, number));
+    }
+    own[0]->share_update(lanes);
   }
   return lanes;
 }
@@ -49,11 +51,18 @@ ProgramRun::ProgramRun(const Plan& plan)
       storage_(plan),
       lanes_(make_lanes(plan, storage_)),
       team_(plan, lanes_),
-      checkpoint_(plan) {}
+      checkpoint_(plan) {
+  for (const auto& of_replica : lanes_) {
+    memories_.push_back(&of_replica[0]->memory());
+    pointers_.push_back(memories_.back()->pointers());
+  }
+  if (lanes_.size() == 1) return;
+  for (const auto& of_replica : lanes_) of_replica[0]->see(pointers_);
+}
 
 void ProgramRun::load(std::span<Listener* const> listeners) {
   const PlainKernels plain;
-  lanes_[0]->load(listeners);
+  lanes_[0][0]->load(listeners);
 }
 
 void ProgramRun::run(const Call& call) {
@@ -61,8 +70,10 @@ void ProgramRun::run(const Call& call) {
   ended_ = false;
   feed_end_ = nullptr;
   last_micro_batch_.store(0, std::memory_order_relaxed);
-  for (const auto& lane : lanes_) {
-    lane->begin_run(call, num_iterations_, &ended_);
+  for (const auto& of_replica : lanes_) {
+    for (const auto& lane : of_replica) {
+      lane->begin_run(call, num_iterations_, &ended_);
+    }
   }
   const HeldElements held(call);
   run_iterations(call);
@@ -98,14 +109,16 @@ void ProgramRun::run_iterations(const Call& call) {
 void ProgramRun::run_iteration(const Call& call, int64_t iteration) {
   const int64_t first_step = step_;
   num_finished_ = 0;
-  if (plan_.training()) checkpoint_.begin(memory());
+  if (plan_.training()) checkpoint_.begin(memories_);
   // Long ops may stop only if the device iteration can be discarded.
   const bool may_stop = !plan_.training() || checkpoint_.complete();
   const bool parallel = team_.can_run(call);
-  for (size_t i = 0; i < lanes_.size(); ++i) {
-    // The sign is for the thread of the caller.
-    const bool asks = may_stop && (i == 0 || !parallel);
-    lanes_[i]->let_stop(asks ? &call.stop : nullptr);
+  for (size_t r = 0; r < lanes_.size(); ++r) {
+    for (size_t i = 0; i < lanes_[r].size(); ++i) {
+      // The sign is for the thread of the caller.
+      const bool asks = may_stop && (!parallel || team_.is_of_caller(r, i));
+      lanes_[r][i]->let_stop(asks ? &call.stop : nullptr);
+    }
   }
   if (parallel) {
     run_lanes(call, iteration, first_step);
@@ -192,7 +205,7 @@ bool ProgramRun::end_before(const Action& action, int64_t iteration,
 
 bool ProgramRun::give_up(int64_t first_step) {
   if (!plan_.training() || !checkpoint_.complete()) return false;
-  checkpoint_.restore(memory());
+  checkpoint_.restore(memories_);
   step_ = first_step;
   return true;
 }
@@ -207,9 +220,7 @@ void ProgramRun::run_action(const Call& call, const Action& action,
       std::memory_order_relaxed);
   try {
     if (action.kind == ActionKind::kUpdate) {
-      // The update may read the inputs and the values of the last micro-batch.
-      lane(action).run(call, action, {iteration, accumulation - 1, step_ - 1},
-                       (iteration + 1) * accumulation - 1);
+      update(call, action, iteration);
       for (Feed* feed : call.feeds) {
         feed->release_before((iteration + 1) * accumulation);
       }
@@ -222,9 +233,14 @@ void ProgramRun::run_action(const Call& call, const Action& action,
       step_ = first_step + mb + 1;
       num_begun_.store(num_begun_ + 1, std::memory_order_relaxed);
     }
-    const ops::Cursor cursor{plan_.training() ? iteration : mb,
-                             plan_.training() ? mb : 0, first_step + mb};
-    lane(action).run(call, action, cursor, index);
+    const auto lane = static_cast<size_t>(
+        plan_.lane_of_stage()[static_cast<size_t>(action.stage)]);
+    for (size_t r = 0; r < lanes_.size(); ++r) {
+      lanes_[r][lane]->run(
+          call, action,
+          plan_.cursor(iteration, mb, first_step, static_cast<int64_t>(r)),
+          index);
+    }
     release_inputs(call, action, index);
   } catch (const Stopped&) {
     give_up(first_step);
@@ -232,6 +248,39 @@ void ProgramRun::run_action(const Call& call, const Action& action,
   }
   if (action.stage + 1 == plan_.graph().num_stages()) {
     num_finished_ = action.micro_batch + 1;
+  }
+}
+
+void ProgramRun::update(const Call& call, const Action& action,
+                        int64_t iteration) {
+  // It may read the inputs and the values of the last micro-batch.
+  const int64_t accumulation = plan_.loop().gradient_accumulation;
+  const int64_t index = (iteration + 1) * accumulation - 1;
+  const auto cursor = [&](size_t replica) {
+    ops::Cursor found =
+        plan_.cursor(iteration, accumulation - 1, step_ - accumulation,
+                     static_cast<int64_t>(replica));
+    // All replicas draw the same numbers for a value that they share.
+    found.step = step_ * std::ssize(lanes_) - 1;
+    return found;
+  };
+  if (lanes_.size() == 1) {
+    lanes_[0][0]->run(call, action, cursor(0), index);
+    return;
+  }
+  for (size_t r = 0; r < lanes_.size(); ++r) {
+    lanes_[r][0]->begin(call, action, cursor(r), index);
+  }
+  const std::vector<Groups>& updaters = plan_.updaters();
+  const std::vector<int64_t>& update = plan_.blocks().back().ops;
+  for (size_t i = 0; i < updaters.size(); ++i) {
+    const graph::Op& op = plan_.graph().ops()[static_cast<size_t>(update[i])];
+    const OpenReplicas open(plan_.graph(), memories_, op);
+    for (size_t r = 0; r < lanes_.size(); ++r) {
+      if (updaters[i][r] == static_cast<int32_t>(r)) {
+        lanes_[r][0]->run_update(i);
+      }
+    }
   }
 }
 
@@ -252,7 +301,7 @@ bool ProgramRun::take_elements(const Call& call, int64_t micro_batch,
                                int64_t num_begun) {
   const bool some_in_flight = !plan_.training() && num_finished_ < num_begun;
   try {
-    for (Feed* feed : call.feeds) std::ignore = feed->element(micro_batch);
+    for (Feed* feed : call.feeds) feed->take(micro_batch);
   } catch (const FeedEnd&) {
     if (!some_in_flight) throw;
     feed_end_ = std::current_exception();

@@ -1,8 +1,9 @@
 // The state of a program while it runs: its memory, its lanes, its position.
 //
 // One thread runs all actions in the order of the schedule, whichever lanes
-// they belong to. Where the program has several lanes, and the caller may use
-// as many threads, the lanes run at the same time instead (lane_team.h).
+// they belong to, and each action for all replicas. Where the program has
+// several lanes or teams of replicas, and the caller may use as many threads,
+// they run at the same time instead (lane_team.h).
 #pragma once
 
 #include <atomic>
@@ -37,9 +38,10 @@ class ProgramRun {
   // in the middle.
   void run(const Call& call);
 
-  // The tensors that are kept between runs are at one address for all lanes.
-  [[nodiscard]] const DeviceMemory& memory() const {
-    return lanes_[0]->memory();
+  // The memory of a replica. The tensors that are kept between runs are at one
+  // address for all its lanes.
+  [[nodiscard]] const DeviceMemory& memory(int32_t replica) const {
+    return *memories_[static_cast<size_t>(replica)];
   }
   // Notes that the host has written to the tensor.
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
@@ -65,12 +67,9 @@ class ProgramRun {
   // Runs the actions of an iteration, but the update, on a thread for each
   // lane.
   void run_lanes(const Call& call, int64_t iteration, int64_t first_step);
-  [[nodiscard]] Lane& lane(const schedule::Action& action) {
-    const auto stage = static_cast<size_t>(action.stage);
-    const bool updates = action.kind == schedule::ActionKind::kUpdate;
-    return *lanes_[updates ? 0
-                           : static_cast<size_t>(plan_.lane_of_stage()[stage])];
-  }
+  // Runs the update once for all replicas.
+  void update(const Call& call, const schedule::Action& action,
+              int64_t iteration);
   // Whether the run ends here. Only in inference, where an iteration is a
   // micro-batch.
   [[nodiscard]] bool ended(int64_t first_step) const {
@@ -96,7 +95,9 @@ class ProgramRun {
 
   const Plan& plan_;
   DeviceStorage storage_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  Lanes lanes_;
+  Memories memories_;                   // by replica
+  std::vector<void* const*> pointers_;  // by replica
   LaneTeam team_;
   Checkpoint checkpoint_;
   int64_t step_ = 0;

@@ -1,5 +1,7 @@
 #include "runtime/source.h"
 
+#include <tuple>
+
 #include "runtime/stop.h"
 
 namespace popsim::runtime {
@@ -13,21 +15,24 @@ void Feed::end_run() {
   for (; !held_.empty(); held_.pop_front()) inlet_->release();
 }
 
-std::span<void* const> Feed::element(int64_t index) {
+void Feed::take(int64_t index) { std::ignore = element(index, count_ - 1); }
+
+std::span<void* const> Feed::element(int64_t index, int64_t which) {
+  const int64_t number = index * count_ + which;
   std::unique_lock lock(mutex_);
-  while (first_ + std::ssize(held_) <= index) {
+  while (first_ + std::ssize(held_) <= number) {
     lock.unlock();
     const std::span<void* const> next = inlet_->acquire(*patience_);
     lock.lock();
     if (next.empty()) throw Stopped("run: stopped while waiting for data");
     held_.push_back(next);
   }
-  return held_[static_cast<size_t>(index - first_)];
+  return held_[static_cast<size_t>(number - first_)];
 }
 
 void Feed::release_before(int64_t index) {
   const std::lock_guard lock(mutex_);
-  for (; first_ < index && !held_.empty(); ++first_) {
+  for (; first_ < index * count_ && !held_.empty(); ++first_) {
     held_.pop_front();
     inlet_->release();
   }

@@ -40,51 +40,56 @@ class Inlet {
   [[nodiscard]] virtual int64_t depth() const = 0;
 };
 
-// One input of the program. Each action that reads the input asks for its value
-// once.
+// One input of the program. A micro-batch has several values of it if there are
+// several replicas. Each action that reads the input asks for its value once.
 class Source {
  public:
   virtual ~Source() = default;
-  // The value for a micro-batch, counted from the start of the run. The value
-  // does not change or move while the micro-batch is in flight.
-  [[nodiscard]] virtual void* micro_batch(int64_t index) = 0;
+  // A value for a micro-batch, counted from the start of the run. It does not
+  // change or move while the micro-batch is in flight.
+  [[nodiscard]] virtual void* micro_batch(int64_t index, int64_t which) = 0;
 };
 
 // A slice of a tensor that the caller passed, read in place.
 class CallSlice final : public Source {
  public:
-  // `bytes` is the size of one micro-batch; 0 if all micro-batches have the
-  // same value.
-  explicit CallSlice(int64_t bytes) : bytes_(bytes) {}
+  // `bytes` is the size of one value; 0 if there is only one for all
+  // micro-batches. Each has `count` of them.
+  CallSlice(int64_t bytes, int64_t count) : bytes_(bytes), count_(count) {}
 
   // Call it before each run.
   void point_at(void* whole) { whole_ = static_cast<char*>(whole); }
-  [[nodiscard]] void* micro_batch(int64_t index) override {
-    return whole_ + index * bytes_;
+  [[nodiscard]] void* micro_batch(int64_t index, int64_t which) override {
+    return whole_ + (index * count_ + which) * bytes_;
   }
 
  private:
   int64_t bytes_;
+  int64_t count_;
   char* whole_ = nullptr;
 };
 
-// The elements of an inlet that a run holds, one per micro-batch. One thread
-// takes them; any thread reads and releases them.
+// The elements of an inlet that a run holds, `count` per micro-batch. One
+// thread takes them; any thread reads and releases them.
 class Feed {
  public:
-  explicit Feed(std::shared_ptr<Inlet> inlet) : inlet_(std::move(inlet)) {}
+  Feed(std::shared_ptr<Inlet> inlet, int64_t count)
+      : inlet_(std::move(inlet)), count_(count) {}
 
   // Call them before and after each run.
   void begin_run(ops::Patience* patience);
   void end_run();
-  // The tensors of a micro-batch, counted from the start of the run. Throws
-  // Stopped if the run must end first, and FeedEnd.
-  [[nodiscard]] std::span<void* const> element(int64_t index);
+  // Takes the elements of a micro-batch, counted from the start of the run.
+  // Throws Stopped if the run must end first, and FeedEnd.
+  void take(int64_t index);
+  // The tensors of an element of a micro-batch.
+  [[nodiscard]] std::span<void* const> element(int64_t index, int64_t which);
   // Releases the micro-batches before this one, which no action reads any more.
   void release_before(int64_t index);
 
  private:
   std::shared_ptr<Inlet> inlet_;
+  int64_t count_;
   ops::Patience* patience_ = nullptr;
   std::mutex mutex_;   // for what follows
   int64_t first_ = 0;  // the oldest element that is held
@@ -96,8 +101,8 @@ class FedTensor final : public Source {
  public:
   FedTensor(Feed& feed, size_t position) : feed_(feed), position_(position) {}
 
-  [[nodiscard]] void* micro_batch(int64_t index) override {
-    return feed_.element(index)[position_];
+  [[nodiscard]] void* micro_batch(int64_t index, int64_t which) override {
+    return feed_.element(index, which)[position_];
   }
 
  private:

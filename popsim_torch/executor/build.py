@@ -50,6 +50,9 @@ def build_executable(
         floating_point_checks,
         fed,
         environment.stage_threads(),
+        loop.replicas,
+        loop.input_groups,
+        {t.id: t.replica_groups for t in program.graph.tensors if t.replica_groups},
     )
     with _native.translated_errors():
         executable = _native.Executable(to_native(program.graph), config)

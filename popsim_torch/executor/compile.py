@@ -33,6 +33,7 @@ from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.executor.placement import place
 from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
+from popsim_torch.executor.replicas import check_buffers, check_enqueues
 from popsim_torch.executor.updates import check_steps
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
@@ -140,6 +141,7 @@ def trace_module(c: Compilation) -> None:
         back_end=frozenset(k for k, on in options._Popart.options.items() if on is True),
         input_names=tuple(c.interface.arguments.names),
         body=request.body,
+        replica_groups=request.replica_groups,
     )
     with request.channel.tracepoint("graphPreprocessing"):
         c.traced = trace(trace_request)
@@ -204,6 +206,8 @@ def state_program(c: Compilation) -> None:
 
 def fit_program(c: Compilation) -> None:
     """Fit the program to this host, and build the executable."""
+    check_buffers(c.request.module, c.found.program, c.request.options)
+    check_enqueues(c.found.program, c.interface.loop)
     try:
         if c.found.file is not None:
             check_interface(c.found.program, c.interface.inputs, c.traced)
@@ -212,7 +216,8 @@ def fit_program(c: Compilation) -> None:
         compiled = _fit(c, c.found.anew(error))
     queues = c.request.queues(c.enqueues)
     if queues is not None:
-        queues.connect(compiled.executable, len(c.interface.inputs))
+        loop = c.interface.loop
+        queues.connect(compiled.executable, len(c.interface.inputs), loop.replicas)
     c.compiled = dataclasses.replace(
         compiled,
         host_code=HostCode(c.traced.host_calls) if c.traced.host_calls else None,

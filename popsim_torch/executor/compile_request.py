@@ -50,6 +50,8 @@ class CompileRequest(ABC):
         channel: Shows the trace of the module in PopVision.
         body: The properties of a loop body; None for a model.
         fed: Whether inputs come from queues.
+        replica_groups: The group of each replica, by the name of the parameter that has a value for
+            each group.
     """
 
     module: nn.Module
@@ -57,6 +59,7 @@ class CompileRequest(ABC):
     channel: Channel
     warned: set[str] = field(default_factory=set, kw_only=True)
     body: DeviceLoopOptimizers | None = field(default=None, kw_only=True)
+    replica_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict, kw_only=True)
 
     @property
     def fed(self) -> bool:

@@ -62,6 +62,8 @@ class DeviceProgram:
             was the last one to run.
         optimizers: The optimizers whose updates are part of the program.
         warned: The warnings that were already given for this program and earlier ones.
+        replica_groups: The group of each replica, by the name of the parameter that has a value for
+            each group.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class DeviceProgram:
         self.fitted_anchors: Mapping[str, torch.Tensor] | None = None
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
         self.warned: set[str] = set()
+        self.replica_groups: dict[str, tuple[int, ...]] = {}
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
         self._wrapping: host_weights.Wrapping | None = None  # the wrapping of the host's model

@@ -40,7 +40,7 @@ class DeviceState:
         self._state_copy: tuple[tuple[int, int], dict[str, torch.Tensor]] | None = None
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
-        shapes = {name: tensors[variable].shape for name, variable in self._variables.items()}
+        shapes = {name: tensors[variable].host_shape for name, variable in self._variables.items()}
         self._host = HostTensors(module, shapes, fixed=fixed)
 
     @property
@@ -131,7 +131,9 @@ class DeviceState:
             for update in self._plan.updates:
                 for state in update.all_states:
                     value = state.initial_value(weights[update.parameter])
-                    self._executable.write(self._program.states[state.name], value)
+                    variable = self._program.states[state.name]
+                    shape = self._program.graph.tensors[variable].host_shape
+                    self._executable.write(variable, value.expand(shape))
 
     def read_update_states(self, parameter: str) -> dict[str, torch.Tensor]:
         """Return the states that updates keep for a parameter, by kind, without loss scaling."""
@@ -152,7 +154,7 @@ class DeviceState:
                 variable = self._program.states[state.name]
                 value = found.get(state.kind)
                 if value is None:
-                    value = torch.full(tensors[variable].shape, state.initial, device="cpu")
+                    value = torch.full(tensors[variable].host_shape, state.initial, device="cpu")
                 taken[variable] = (value * state.scale).to(state.dtype)
         if taken:
             with _native.translated_errors():
@@ -223,7 +225,8 @@ class DeviceState:
         for name, value in tensors.items():
             if name not in known:
                 continue
-            shape, given = self._program.graph.tensors[known[name]].shape, tuple(value.shape)
+            shape = self._program.graph.tensors[known[name]].host_shape
+            given = tuple(value.shape)
             if given != shape:
                 raise Error(
                     f"The optimizer state '{name}' has the shape {given}; on the device it has the "

@@ -12,6 +12,7 @@ from torch import nn
 
 from popsim_torch.arguments import ArgumentSpec, micro_batch_shape
 from popsim_torch.errors import Error
+from popsim_torch.executor.replicas import input_groups
 from popsim_torch.ir import LoopCounts
 from popsim_torch.options import Options
 
@@ -33,7 +34,9 @@ def loop_counts(options: Options, *, training: bool) -> LoopCounts:
     ):
         if not 1 <= count <= _MAX_COUNT:
             raise Error(f"Options.{setter}({count}): the count must be from 1 to {_MAX_COUNT}.")
-    return LoopCounts(options.device_iterations, accumulation)
+    return LoopCounts(
+        options.device_iterations, accumulation, options.replication_factor, input_groups(options)
+    )
 
 
 @dataclass(frozen=True)
@@ -90,16 +93,17 @@ def _micro_batch_inputs(
     arguments: ArgumentSpec, loop: LoopCounts
 ) -> list[tuple[tuple[int, ...], torch.dtype]]:
     iterations, accumulation = loop.device_iterations, loop.gradient_accumulation
+    groups = loop.num_inputs
     return [
         (
             micro_batch_shape(
                 shape,
-                iterations * accumulation,
+                iterations * accumulation * groups,
                 argument=name,
                 D=iterations,
                 GA=accumulation,
-                R=1,
-                g=1,
+                R=loop.replicas,
+                g=loop.replicas // groups,
             ),
             dtype,
         )

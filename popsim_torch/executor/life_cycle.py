@@ -109,6 +109,7 @@ class LifeCycle:
             kwargs,
             self._use.settings,
             self._use.captures,
+            replica_groups=device.replica_groups,
             warned=device.warned,
         )
         with failures_told(device.module):

@@ -7,8 +7,9 @@ from typing import Any
 from torch import nn
 
 from popsim_torch.enums import CommGroupType, VariableRetrievalMode
-from popsim_torch.errors import Error, UsageAssertionError, not_supported_yet
+from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.replicas import groups_of
 
 __all__ = ["ParameterProxy"]
 
@@ -38,19 +39,23 @@ class ParameterProxy:
     ) -> None:
         """Give each group of replicas its own value; call this before compilation.
 
-        This version has one replica, and only supports ``CommGroupType.All``: one value for all
-        replicas, which is also the default. The other types are refused.
+        The parameter then has the values of the groups along its first dimension, and forward sees
+        the value of one group, without that dimension. Its gradients are added up within a group;
+        with ``ReductionType.Mean`` they are divided by the number of all gradients, as those of
+        other weights. The states of the optimizer have the same first dimension.
 
         Args:
-            comm_group_type: Which replicas form a group.
+            comm_group_type: Which replicas form a group. ``All``, one value for all replicas, is
+                the default, and the parameter has no dimension for it.
             shards: Number of replicas per group; ignored for ``All`` and ``NoGrouping``.
             variable_retrieval_mode: Whether to read back the value of the first replica of each
-                group, or the values of all replicas.
+                group, or the values of all replicas, which fit the parameter only if each replica
+                is a group.
 
         Raises:
             UsageAssertionError: An argument has the wrong type.
             Error: The model is compiled already, the parameter has no dimension or is not
-                contiguous, the number does not fit the replicas, or there are several groups.
+                contiguous, or its first size is not the number of groups.
         """
         call = f"{self._name}.replicaGrouping({comm_group_type!r}, {shards!r}, ...)"
         if not isinstance(comm_group_type, CommGroupType) or not isinstance(
@@ -79,10 +84,24 @@ class ParameterProxy:
                 f"{call}: the number of replicas per group must divide the replication factor, "
                 f"{replicas}."
             )
-        if comm_group_type != CommGroupType.All:
-            raise not_supported_yet(
-                call, "a value for each group of replicas", "Use CommGroupType.All."
+        if comm_group_type == CommGroupType.All:
+            self._device.replica_groups.pop(self._name, None)
+            return
+        groups = groups_of(comm_group_type, shards, replicas)
+        count = max(groups) + 1
+        if parameter.shape[0] != count:
+            raise Error(
+                f"{call}: {replicas} replicas form {count} groups, and the parameter has the shape "
+                f"{tuple(parameter.shape)}. Give it the shape ({count}, ...), with the value of "
+                "each group; forward sees the value of one, without the first dimension."
             )
+        if variable_retrieval_mode == VariableRetrievalMode.AllReplicas and count != replicas:
+            raise Error(
+                f"{call}: VariableRetrievalMode.AllReplicas reads {replicas} values, one for each "
+                f"replica, and the parameter has room for {count}. Use OnePerGroup: the replicas of "
+                "a group have the same value."
+            )
+        self._device.replica_groups[self._name] = groups
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):

@@ -56,14 +56,27 @@ class Queues:
         """The queues that the program feeds."""
         return [enqueue.queue for enqueue in self._enqueues.values()]
 
-    def connect(self, executable: _native.Executable, num_inputs: int) -> None:
+    def connect(self, executable: _native.Executable, num_inputs: int, replicas: int) -> None:
         """Connect a program that has been compiled.
 
+        Args:
+            executable: The program.
+            num_inputs: The number of its inputs.
+            replicas: The number of its replicas; each element has the tensors of all of them, along
+                a first axis if there are several.
+
         Raises:
-            Error: A queue already has elements of another structure or shape.
+            Error: A queue already has elements of another structure or shape, or is for another
+                number of replicas.
         """
+        axis = (replicas,) if replicas > 1 else ()
         outlets = [
-            enqueue.queue._attach(enqueue.structure, list(enqueue.components), enqueue.source)
+            enqueue.queue._attach(
+                enqueue.structure,
+                [(dtype, (*axis, *shape)) for dtype, shape in enqueue.components],
+                enqueue.source,
+                replicas=replicas,
+            )
             for enqueue in self._enqueues.values()
         ]
         for infeed in self._infeeds:

@@ -12,7 +12,7 @@ from typing import Any
 
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.errors import Error, not_supported_yet
+from popsim_torch.errors import Error
 from popsim_torch.feeds.checks import check_integer, check_placement, check_seconds
 from popsim_torch.feeds.reading import OutfeedMode, QueueReader
 from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
@@ -53,7 +53,9 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
             iterations 2, 5, 8, ... Skipped elements cost nothing.
         device_ordinal: Where real hardware runs the program; no effect here.
         optimise_latency: How real hardware moves elements; no effect here.
-        replication_factor: The number of copies of the model; must be 1.
+        replication_factor: The number of copies of the model. It is known from the model: another
+            number than 1 is checked when a program is connected. With several copies, each tensor
+            of an element has a first axis for them.
 
     Raises:
         Error: An argument has a wrong value.
@@ -92,12 +94,7 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
             check_seconds(where, "patience", patience)
         check_integer(where, "every", every, 1)
         check_placement(where, device_ordinal, optimise_latency)
-        if check_integer(where, "replication_factor", replication_factor, 1) > 1:
-            raise not_supported_yet(
-                f"{where}(replication_factor={replication_factor})",
-                "a model of several copies",
-                "Leave it out.",
-            )
+        self._replicas = check_integer(where, "replication_factor", replication_factor, 1)
         super().__init__(mode)
         self._buffer_depth, self._every = buffer_depth, every
         self._max_bytes, self._when_full = max_bytes, when_full
@@ -140,6 +137,7 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
         source: str,
         *,
         synthetic: bool = False,
+        replicas: int = 1,
     ) -> _native.Outfeed:
         """Return the native queue to which a compiled program writes its elements.
 
@@ -148,10 +146,18 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
             components: The dtype and shape of each tensor, as it is returned.
             source: The line that enqueues.
             synthetic: Whether the values have no meaning, and may not be read.
+            replicas: The number of the program's replicas.
 
         Raises:
-            Error: Elements of another program have another structure, or the queue is closed.
+            Error: Elements of another program have another structure, the queue is for another
+                number of replicas, or it is closed.
         """
+        if self._replicas not in (1, replicas):
+            raise Error(
+                f"OutfeedQueue(replication_factor={self._replicas}): the program that enqueues at "
+                f"{source} has {replicas} replicas. Leave the argument out, or set "
+                f"Options.replicationFactor({self._replicas})."
+            )
         self._check_open("enqueue")
         components = [(dtype, tuple(shape)) for dtype, shape in components]
         with self._lock:

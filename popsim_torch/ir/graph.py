@@ -105,6 +105,8 @@ class Tensor:
         value: For constants: the data, on the CPU.
         name: The first name of the tensor, for messages.
         role: The role in the user's model.
+        replica_groups: For variables that differ between groups of replicas: the group of each
+            replica. Empty for others.
     """
 
     id: int
@@ -117,6 +119,7 @@ class Tensor:
     value: torch.Tensor | None = None
     name: str = ""
     role: Role = Role.VALUE
+    replica_groups: tuple[int, ...] = ()
 
     @property
     def is_contiguous(self) -> bool:
@@ -127,6 +130,12 @@ class Tensor:
                 return False
             expected *= size
         return True
+
+    @property
+    def host_shape(self) -> tuple[int, ...]:
+        """The shape that the host sees: values of groups of replicas follow each other."""
+        groups = self.replica_groups
+        return (max(groups) + 1, *self.shape) if groups else self.shape
 
     @property
     def numel(self) -> int:

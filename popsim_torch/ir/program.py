@@ -19,10 +19,20 @@ class LoopCounts:
     Attributes:
         device_iterations: Weight updates (training) or micro-batches (inference) per call.
         gradient_accumulation: Micro-batches per weight update; 1 for inference.
+        replicas: Copies of the model (count), each with micro-batches of its own.
+        input_groups: The input group of each replica, numbered from 0 in the order of their first
+            replicas; empty if each replica has its own inputs.
     """
 
     device_iterations: int
     gradient_accumulation: int
+    replicas: int = 1
+    input_groups: tuple[int, ...] = ()
+
+    @property
+    def num_inputs(self) -> int:
+        """The number of inputs that a micro-batch has, one for each group of replicas."""
+        return max(self.input_groups) + 1 if self.input_groups else self.replicas
 
 
 def is_pipelined(schedule: PipelineSchedule) -> bool:

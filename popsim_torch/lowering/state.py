@@ -132,6 +132,7 @@ class StateLowering:
         is_parameter = name in self._traced.traced.parameters
         role = Role.PARAMETER if is_parameter else Role.BUFFER
         tensor = self._add(node, TensorKind.VARIABLE, role)
+        tensor.replica_groups = self._traced.traced.replica_groups.get(name, ())
         self._variables[node] = tensor
         known = self._program.parameters if is_parameter else self._program.buffers
         known[name] = tensor.id

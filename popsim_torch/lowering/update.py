@@ -228,6 +228,7 @@ class UpdateLowering:
                 name=state.name,
                 role=Role.ACCUMULATOR if state.accumulates else Role.STATE,
             )
+            tensor.replica_groups = self.weight(parameter).replica_groups
             self._states[state.name] = tensor
             self._program.states[state.name] = tensor.id
         return self._states[state.name]

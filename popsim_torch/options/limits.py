@@ -18,16 +18,8 @@ def check_limits(options: Options) -> None:
         options: The options of a model to wrap, or of a loop to compile.
 
     Raises:
-        Error: The options need several replicas or several processes.
+        Error: The options need several processes.
     """
-    replicas = options.replication_factor
-    if replicas != 1:
-        raise not_supported_yet(
-            f"Options.replicationFactor({replicas!r})",
-            "replication",
-            "Remove the call or set it to 1.",
-            "it runs one replica",
-        )
     rank, size = options.Distributed.processId, options.Distributed.numProcesses
     if size <= 1:
         return

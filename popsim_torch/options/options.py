@@ -132,9 +132,13 @@ class Options(OutputOptions, HostOptions):
     def replicationFactor(self, replication_factor: int) -> Self:
         """Set how many copies of the model share the data.
 
+        Each copy runs micro-batches of its own, and all train the same weights: gradients are added
+        up over the copies before the update, and averaged where those of micro-batches are. A call
+        takes as many times more data, and returns an entry for each copy. Copies run at the same
+        time if there are threads for them.
+
         Args:
-            replication_factor: The number of copies; 1 by default. This version supports only 1:
-                another number is an error when a model is wrapped.
+            replication_factor: The number of copies; 1 by default.
 
         Returns:
             The options.
@@ -150,7 +154,8 @@ class Options(OutputOptions, HostOptions):
     ) -> Self:
         """Give the replicas of one group the same input; call it after ``replicationFactor``.
 
-        It has no effect on one replica, and this version supports only one.
+        Replicas of a group still differ in their random numbers, and in weights that have groups of
+        their own. It has no effect on one replica.
 
         Args:
             input_group_size: The number of replicas per group; 1 by default.
@@ -180,11 +185,13 @@ class Options(OutputOptions, HostOptions):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Choose whether the replicas of a buffer are kept equal.
 
-        It has no effect on one replica, and this version supports only one.
+        The running statistics of batch norm are exempt: each replica keeps its own. It has no effect
+        on one replica, or if all replicas have the same input.
 
         Args:
             broadcast_buffers: True, the default, refuses models that change a buffer on several
-                replicas; False gives every replica its own copy.
+                replicas; False gives every replica its own copy, and the host gets that of the
+                first replica.
 
         Returns:
             The options.

@@ -36,6 +36,9 @@ def group_updates(graph: Graph) -> int:
     for op in graph.ops:
         read, written = _roots(graph, op.inputs), _roots(graph, op.outputs)
         key = _key(op) if _counter(op) else None
+        if key is not None:
+            # What differs between groups of replicas is updated for each group.
+            key = key, *{graph.tensors[root].replica_groups for root in written}
         if key in groups and groups[key].can_take(read, written):
             groups[key].members.append(op)
         else:

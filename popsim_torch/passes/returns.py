@@ -178,6 +178,7 @@ class _Returns:
         return (
             len(self._uses.writers(root.id)) == _NUM_WRITERS_OF_KEPT.get(root.kind)
             and not self._pipelined
+            and loop.replicas == 1
             and returned_dtype(root.dtype, mode) == root.dtype
             and (
                 mode == OutputMode.Final
@@ -239,14 +240,14 @@ class _Returns:
     def _count(self, mode: OutputMode, period: int, where: str, *, any_period: bool) -> int:
         """Return the number of returned entries; only an anchor may have any period."""
         loop = self._loop
-        iterations, steps = loop.device_iterations, loop.gradient_accumulation
+        counts = loop.device_iterations, loop.gradient_accumulation, loop.replicas
         check_return_mode(
-            *(mode, period, iterations),
+            *(mode, period, loop.device_iterations),
             pipelined=self._pipelined,
             any_period=any_period,
             where=where,
         )
-        return num_returned(mode, period, iterations, steps, 1, any_period=any_period, where=where)
+        return num_returned(mode, period, *counts, any_period=any_period, where=where)
 
     def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
         """Return the place where forward reads a tensor: for a variable before any change."""

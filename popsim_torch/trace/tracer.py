@@ -83,6 +83,7 @@ class _Tracer:
             len(request.inputs),
             lasting_counters(module, self._buffers)
             | frozenset(module.carried_names if isinstance(module, DeviceLoopBody) else ()),
+            replica_groups=request.replica_groups,
         )
         self._recorder = Recorder(
             request.module,
@@ -94,8 +95,8 @@ class _Tracer:
 
     def run(self) -> TraceResult:
         with self._mode:
-            flat = [self._fake_of(tensor) for tensor in self._parameters.values()]
-            flat += [self._fake_of(tensor) for tensor in self._buffers.values()]
+            flat = [self._fake_parameter(name) for name in self._parameters]
+            flat += [_fake(tensor.shape, tensor.dtype) for tensor in self._buffers.values()]
             flat += [_fake(shape, dtype) for shape, dtype in self._request.inputs]
             if self._request.training:
                 flat.append(_fake((), torch.float32))
@@ -140,12 +141,13 @@ class _Tracer:
         check_overlaps(marks, inputs, request.input_names, outputs[:num_outputs])
         self._result.overlaps = any(mark.mode != OverlapMode.NoOverlap for mark in marks)
 
-    def _fake_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        fake = _fake(tensor.shape, tensor.dtype)
-        if isinstance(tensor, nn.Parameter):
-            pose_as_parameter(fake)
-            if self._request.training and fake.dtype.is_floating_point:
-                fake.requires_grad_(tensor.requires_grad)
+    def _fake_parameter(self, name: str) -> torch.Tensor:
+        parameter = self._parameters[name]
+        shape = parameter.shape[1:] if name in self._request.replica_groups else parameter.shape
+        fake = _fake(shape, parameter.dtype)
+        pose_as_parameter(fake)
+        if self._request.training and fake.dtype.is_floating_point:
+            fake.requires_grad_(parameter.requires_grad)
         return fake
 
     def _joint(self, *flat: torch.Tensor) -> list[torch.Tensor]:

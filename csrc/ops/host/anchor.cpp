@@ -1,9 +1,9 @@
 // Copies a tensor to the host during a run: model outputs and anchors.
 //
 // A return buffer has one entry for each micro-batch that its mode keeps,
-// ordered by device iteration, then by accumulation step. A tensor that is
-// written once per weight update counts for all accumulation steps of its
-// device iteration.
+// ordered by device iteration, then by accumulation step, then by replica. A
+// tensor that is written once per weight update counts for all accumulation
+// steps of its device iteration.
 #include "ops/host/anchor.h"
 
 #include <ATen/core/Tensor.h>
@@ -29,16 +29,17 @@ class Kept {
         period_(is(op, "EveryN") ? op.attribute<int64_t>("period") : 1) {}
 
   [[nodiscard]] int64_t num_entries(LoopCounts loop) const {
-    if (!per_step_) return 1;
+    if (!per_step_) return loop.replicas;
     return std::max<int64_t>(1, loop.device_iterations / period_) *
-           loop.gradient_accumulation;
+           loop.gradient_accumulation * loop.replicas;
   }
 
-  // The first entry of the accumulation steps from `first` to `last` of the
-  // current device iteration; -1 if step `last` has no entry.
+  // Of a program with one replica: the first entry of the accumulation steps
+  // from `first` to `last` of the current device iteration; -1 if step `last`
+  // has no entry.
   [[nodiscard]] int64_t entry(const RunContext& context, int64_t first,
                               int64_t last) const {
-    const auto [iterations, steps] = context.loop;
+    const auto [iterations, steps, replicas] = context.loop;
     const int64_t d = context.cursor.device_iteration;
     if (!per_step_) return d == iterations - 1 && last == steps - 1 ? 0 : -1;
     // A period longer than a run continues from one run to the next.
@@ -96,7 +97,9 @@ class AnchorKernel final : public Kernel {
 
  private:
   [[nodiscard]] void* place(const RunContext& context, int64_t index) const {
-    return context.sink(buffer_).entry(index, entry_bytes_);
+    const int64_t of_replica =
+        index * context.loop.replicas + context.cursor.replica;
+    return context.sink(buffer_).entry(of_replica, entry_bytes_);
   }
 
   // The entry as a tensor; values are converted into it.

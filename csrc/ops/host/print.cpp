@@ -44,7 +44,14 @@ class PrintKernel final : public Kernel {
 
   void run(const RunContext& context) override {
     read_(context.data(input_), walk_, values_);
-    const std::string text = format_tensor(values_, shape_, options_);
+    std::string text;
+    if (context.loop.replicas == 1) {
+      text = format_tensor(values_, shape_, options_);
+    } else {
+      PrintOptions own = options_;
+      own.title += join("_replica_", context.cursor.replica);
+      text = format_tensor(values_, shape_, own) + "\n";
+    }
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
   }

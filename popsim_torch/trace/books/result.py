@@ -35,6 +35,9 @@ class TraceRequest:
         back_end: The settings of the back end that are on.
         input_names: The names of the inputs in messages.
         body: Set if the module is the body of a device loop (``DeviceLoopBody``).
+        replica_groups: For each parameter that differs between groups of replicas: the group of
+            each replica, by name. The parameter's first axis is that of the groups, and forward
+            sees the value of one.
     """
 
     module: nn.Module
@@ -47,6 +50,7 @@ class TraceRequest:
     back_end: frozenset[str] = frozenset()
     input_names: tuple[str, ...] = ()
     body: DeviceLoopOptimizers | None = None
+    replica_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class TraceResult:
         optimizers: The optimizers that the body of a loop steps.
         steps: The steps of the ``popsim::step`` nodes, by key: those that do not run at the end of
             an iteration.
+        replica_groups: As in the request.
     """
 
     graph_module: torch.fx.GraphModule
@@ -121,6 +126,7 @@ class TraceResult:
     has_backward: bool = False
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     steps: dict[int, StepInIteration] = field(default_factory=dict)
+    replica_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def trained(self) -> list[str]:
