@@ -67,19 +67,21 @@ void bind_plan(py::module_& m) {
       .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
                        bool training, const std::string& schedule,
                        bool floating_point_checks, bool fed,
-                       int32_t stage_threads) {
+                       int32_t stage_threads, std::vector<int32_t> positions) {
              return RunConfig{device_iterations,
                               gradient_accumulation,
                               training,
                               schedule::kind_called(schedule),
                               floating_point_checks,
                               fed,
-                              stage_threads};
+                              stage_threads,
+                              std::move(positions)};
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
            py::arg("training"), py::arg("schedule"),
            py::arg("floating_point_checks") = false, py::arg("fed") = false,
-           py::arg("stage_threads") = 0);
+           py::arg("stage_threads") = 0,
+           py::arg("positions") = std::vector<int32_t>());
   py::class_<ArenaRange>(m, "ArenaRange")
       .def_readonly("tensor", &ArenaRange::tensor)
       .def_readonly("first_step", &ArenaRange::first_step)

@@ -63,7 +63,8 @@ LaneTeam::LaneTeam(const Plan& plan, std::vector<std::unique_ptr<Lane>>& lanes)
     : plan_(plan),
       lanes_(lanes),
       stretches_(lanes.size()),
-      progress_(plan.blocks().size(),
+      progress_(plan.blocks().size() + 1,  // and the beginning
+
                 lanes.size() <= std::thread::hardware_concurrency()),
       crew_(std::ssize(lanes) - 1) {
   for (const schedule::Stretch& stretch : plan.schedule()) {
@@ -202,9 +203,15 @@ bool LaneTeam::run_step(size_t lane, const Step& step, const Position& position,
       if (!take_elements(iteration, index)) return true;
       iteration.num_begun = mb + 1;
       iteration.caller.begins(mb + 1);
+      progress_.raise(plan_.blocks().size(), mb + 1);
     }
     lanes_[lane]->run(iteration.call, action, cursor, index);
-    release_elements(action, iteration, index);
+    if (is_last(action)) {
+      for (const size_t block : plan_.last_blocks()) {
+        if (!progress_.wait(block, mb + 1, goes_on)) return leaves_out();
+      }
+      release_elements(action, iteration, index);
+    }
   } catch (const Stopped&) {
     iteration.abandoned = true;
     return false;
@@ -241,17 +248,19 @@ bool LaneTeam::take_elements(Iteration& iteration, int64_t index) const {
   return true;
 }
 
+bool LaneTeam::is_last(const Action& action) const {
+  return plan_.training()
+             ? action.kind == ActionKind::kBackward && action.stage == 0
+             : action.stage + 1 == plan_.graph().num_stages();
+}
+
 void LaneTeam::release_elements(const Action& action,
                                 const Iteration& iteration,
                                 int64_t index) const {
-  const bool is_last =
-      plan_.training()
-          ? action.kind == ActionKind::kBackward && action.stage == 0
-          : action.stage + 1 == plan_.graph().num_stages();
   // The update may read the inputs of the last micro-batch.
   const bool waits = plan_.training() && action.micro_batch + 1 ==
                                              plan_.loop().gradient_accumulation;
-  if (!is_last || waits) return;
+  if (waits) return;
   for (Feed* feed : iteration.call.feeds) feed->release_before(index + 1);
 }
 

@@ -83,7 +83,10 @@ class LaneTeam {
   // Takes the data of a micro-batch that begins. Returns false if there is none
   // and those in flight are to be finished.
   [[nodiscard]] bool take_elements(Iteration& iteration, int64_t index) const;
-  // Releases the data of a micro-batch if an action has finished it.
+  // Whether an action is the last one of a micro-batch, but for those that run
+  // at the same time.
+  [[nodiscard]] bool is_last(const schedule::Action& action) const;
+  // Releases the data of a micro-batch after its last action.
   void release_elements(const schedule::Action& action,
                         const Iteration& iteration, int64_t index) const;
   [[nodiscard]] int64_t num_begun_until(const Position& position) const;

@@ -27,6 +27,8 @@ struct RunConfig {
   bool fed = false;
   // The most threads that may run stages; 0: as many as there are.
   int32_t stage_threads = 0;
+  // The positions of the stages, as in schedule::Config.
+  std::vector<int32_t> positions = {};
 };
 
 class Plan {
@@ -67,6 +69,10 @@ class Plan {
   [[nodiscard]] const std::vector<std::vector<memory::Wait>>& waits() const {
     return waits_;
   }
+  // The blocks that a lane waits for after the last block of a micro-batch.
+  [[nodiscard]] const std::vector<size_t>& last_blocks() const {
+    return last_blocks_;
+  }
   [[nodiscard]] const std::vector<memory::LiveRange>& live_ranges() const {
     return live_ranges_;
   }
@@ -90,6 +96,7 @@ class Plan {
   memory::LaneOfStage lane_of_stage_;
   std::vector<memory::LiveRange> live_ranges_;
   std::vector<std::vector<memory::Wait>> waits_;
+  std::vector<size_t> last_blocks_;
   memory::ArenaPlan arena_;
   memory::PersistentPlan persistent_;
   std::vector<graph::TensorId> inputs_;
