@@ -69,6 +69,7 @@ class RunConfig:
         floating_point_checks: bool = ...,
         fed: bool = ...,
         stage_threads: int = ...,
+        positions: Sequence[int] = ...,
         replicas: int = ...,
         input_groups: Sequence[int] = ...,
         variable_groups: Mapping[int, Sequence[int]] = ...,
@@ -196,11 +197,27 @@ class Executable:
     def actions(self) -> str: ...
     def program(self) -> str: ...
 
-def schedule_actions(name: str, num_stages: int, num_micro_batches: int, training: bool) -> str: ...
+def schedule_actions(
+    name: str,
+    num_stages: int,
+    num_micro_batches: int,
+    training: bool,
+    positions: Sequence[int] = ...,
+) -> str: ...
 def schedule_times(
-    name: str, num_stages: int, num_micro_batches: int, training: bool
+    name: str,
+    num_stages: int,
+    num_micro_batches: int,
+    training: bool,
+    positions: Sequence[int] = ...,
 ) -> list[tuple[int, list[list[str]]]]: ...
-def max_in_flight(name: str, num_stages: int, num_micro_batches: int, training: bool) -> int: ...
+def max_in_flight(
+    name: str,
+    num_stages: int,
+    num_micro_batches: int,
+    training: bool,
+    positions: Sequence[int] = ...,
+) -> int: ...
 def validate_schedule(
     actions: str, num_stages: int, num_micro_batches: int, training: bool
 ) -> None: ...

@@ -107,9 +107,11 @@ void bind_graph(py::module_& m) {
 }
 
 schedule::Schedule generate(const std::string& name, int32_t num_stages,
-                            int64_t num_micro_batches, bool training) {
-  return schedule::generate(schedule::kind_called(name),
-                            {num_stages, num_micro_batches, training});
+                            int64_t num_micro_batches, bool training,
+                            const std::vector<int32_t>& positions) {
+  return schedule::generate(
+      schedule::kind_called(name),
+      {num_stages, num_micro_batches, training, positions});
 }
 
 std::vector<std::vector<std::string>> words_of(
@@ -128,35 +130,35 @@ void bind_schedule(py::module_& m) {
   m.def(
       "schedule_actions",
       [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
-         bool training) {
+         bool training, const std::vector<int32_t>& positions) {
         return to_string(
-            generate(name, num_stages, num_micro_batches, training));
+            generate(name, num_stages, num_micro_batches, training, positions));
       },
       py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
-      py::arg("training"));
+      py::arg("training"), py::arg("positions") = std::vector<int32_t>());
   m.def(
       "schedule_times",
       [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
-         bool training) {
+         bool training, const std::vector<int32_t>& positions) {
         std::vector<std::pair<int64_t, std::vector<std::vector<std::string>>>>
             stretches;
-        for (const schedule::Stretch& stretch :
-             generate(name, num_stages, num_micro_batches, training)) {
+        for (const schedule::Stretch& stretch : generate(
+                 name, num_stages, num_micro_batches, training, positions)) {
           stretches.emplace_back(stretch.times, words_of(stretch));
         }
         return stretches;
       },
       py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
-      py::arg("training"));
+      py::arg("training"), py::arg("positions") = std::vector<int32_t>());
   m.def(
       "max_in_flight",
       [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
-         bool training) {
+         bool training, const std::vector<int32_t>& positions) {
         return schedule::max_in_flight(
-            generate(name, num_stages, num_micro_batches, training));
+            generate(name, num_stages, num_micro_batches, training, positions));
       },
       py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
-      py::arg("training"));
+      py::arg("training"), py::arg("positions") = std::vector<int32_t>());
   m.def(
       "validate_schedule",
       [](const std::string& actions, int32_t num_stages,

@@ -67,8 +67,8 @@ void bind_plan(py::module_& m) {
       .def(py::init([](int64_t device_iterations, int64_t gradient_accumulation,
                        bool training, const std::string& schedule,
                        bool floating_point_checks, bool fed,
-                       int32_t stage_threads, int32_t replicas,
-                       runtime::Groups input_groups,
+                       int32_t stage_threads, std::vector<int32_t> positions,
+                       int32_t replicas, runtime::Groups input_groups,
                        std::map<TensorId, runtime::Groups> variable_groups) {
              return RunConfig{device_iterations,
                               gradient_accumulation,
@@ -77,14 +77,16 @@ void bind_plan(py::module_& m) {
                               floating_point_checks,
                               fed,
                               stage_threads,
+                              std::move(positions),
                               {replicas, std::move(input_groups),
                                std::move(variable_groups)}};
            }),
            py::arg("device_iterations"), py::arg("gradient_accumulation"),
            py::arg("training"), py::arg("schedule"),
            py::arg("floating_point_checks") = false, py::arg("fed") = false,
-           py::arg("stage_threads") = 0, py::arg("replicas") = 1,
-           py::arg("input_groups") = runtime::Groups(),
+           py::arg("stage_threads") = 0,
+           py::arg("positions") = std::vector<int32_t>(),
+           py::arg("replicas") = 1, py::arg("input_groups") = runtime::Groups(),
            py::arg("variable_groups") = std::map<TensorId, runtime::Groups>());
   py::class_<ArenaRange>(m, "ArenaRange")
       .def_readonly("tensor", &ArenaRange::tensor)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <utility>
 
 namespace popsim::memory {
 namespace {
@@ -15,6 +16,33 @@ using graph::TensorId;
 struct Division {
   double largest = std::numeric_limits<double>::infinity();
   size_t last_begin = 0;
+};
+
+// The slots that a micro-batch passes through, one after another: forward at
+// each position of the pipeline, then backward. The update has none.
+class Slots {
+ public:
+  Slots(const std::vector<Block>& blocks, const std::vector<int32_t>& positions)
+      : blocks_(blocks), positions_(positions) {
+    for (const Block& block : blocks) {
+      last_ = std::max(last_, schedule::position_of(positions, block.stage));
+    }
+  }
+
+  [[nodiscard]] int32_t of(size_t block) const {
+    const Block& one = blocks_[block];
+    if (one.phase == Phase::kUpdate) return -1;
+    const int32_t position = schedule::position_of(positions_, one.stage);
+    return one.phase == Phase::kForward ? position : 2 * last_ + 1 - position;
+  }
+  [[nodiscard]] int32_t last(bool training) const {
+    return training ? 2 * last_ + 1 : last_;
+  }
+
+ private:
+  const std::vector<Block>& blocks_;
+  const std::vector<int32_t>& positions_;
+  int32_t last_ = 0;
 };
 
 }  // namespace
@@ -97,10 +125,10 @@ bool can_share(const graph::Graph& graph, const std::vector<Block>& blocks,
   return true;
 }
 
-std::vector<std::vector<Wait>> find_waits(const graph::Graph& graph,
-                                          const std::vector<Block>& blocks,
-                                          const std::vector<LiveRange>& ranges,
-                                          const LaneOfStage& lane_of_stage) {
+std::vector<std::vector<Wait>> find_waits(
+    const graph::Graph& graph, const std::vector<Block>& blocks,
+    const std::vector<LiveRange>& ranges, const LaneOfStage& lane_of_stage,
+    const std::vector<int32_t>& positions) {
   const std::vector<std::vector<BlockUse>> uses = find_uses(graph, blocks);
   const auto lane_of = [&](size_t block) {
     return lane_of_stage[static_cast<size_t>(blocks[block].stage)];
@@ -127,11 +155,18 @@ std::vector<std::vector<Wait>> find_waits(const graph::Graph& graph,
       }
     }
   }
-  // A micro-batch passes through the blocks in their order, also where it hands
+  // A micro-batch passes through the slots in their order, also where it hands
   // nothing on. So none begins before its first block has.
+  const Slots slots(blocks, positions);
+  size_t before = 0;  // the first block of the slot before, and of this one
+  size_t here = 0;
   for (size_t b = 1; b < blocks.size(); ++b) {
-    if (blocks[b].phase != Phase::kUpdate && lane_of(b - 1) != lane_of(b)) {
-      add(b, b - 1, 0);
+    const int32_t slot = slots.of(b);
+    if (slot < 0) break;
+    if (slot != slots.of(here)) before = std::exchange(here, b);
+    if (slot == 0 && lane_of(b) != lane_of(0)) add(b, blocks.size(), 0);
+    for (size_t other = before; other < here; ++other) {
+      if (lane_of(other) != lane_of(b)) add(b, other, 0);
     }
   }
   std::vector<std::vector<Wait>> waits(blocks.size());
@@ -141,6 +176,17 @@ std::vector<std::vector<Wait>> find_waits(const graph::Graph& graph,
     }
   }
   return waits;
+}
+
+std::vector<size_t> find_last(const std::vector<Block>& blocks,
+                              const std::vector<int32_t>& positions,
+                              bool training) {
+  const Slots slots(blocks, positions);
+  std::vector<size_t> found;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    if (slots.of(b) == slots.last(training)) found.push_back(b);
+  }
+  return found;
 }
 
 }  // namespace popsim::memory

@@ -27,7 +27,9 @@ struct BlockUse {
 // A block may begin micro-batch m when another one has finished micro-batch
 // m - distance.
 struct Wait {
-  size_t block;  // the other one
+  // The other one. The number of blocks stands for the beginning of a
+  // micro-batch: its elements are taken from the feeds, on the first stage.
+  size_t block;
   int64_t distance;
 };
 
@@ -42,9 +44,17 @@ struct Wait {
                              const LaneOfStage& lane_of_stage);
 
 // The waits of each block, for values that lanes hand to each other. The update
-// begins when all lanes are done, so it is in none of them.
+// begins when all lanes are done, so it is in none of them. `positions` are
+// those of the stages in the pipeline, as in the configuration of a schedule.
 [[nodiscard]] std::vector<std::vector<Wait>> find_waits(
     const graph::Graph& graph, const std::vector<Block>& blocks,
-    const std::vector<LiveRange>& ranges, const LaneOfStage& lane_of_stage);
+    const std::vector<LiveRange>& ranges, const LaneOfStage& lane_of_stage,
+    const std::vector<int32_t>& positions);
+
+// The blocks that a micro-batch passes through last, which are several if their
+// stages are concurrent. When all have finished it, it has left the pipeline.
+[[nodiscard]] std::vector<size_t> find_last(
+    const std::vector<Block>& blocks, const std::vector<int32_t>& positions,
+    bool training);
 
 }  // namespace popsim::memory

@@ -66,6 +66,7 @@ LaneTeam::LaneTeam(const Plan& plan, Lanes& lanes)
           static_cast<size_t>(plan.num_teams()) * plan.blocks().size() + 1,
           plan.num_teams() * plan.num_lanes() <=
               static_cast<int64_t>(std::thread::hardware_concurrency())),
+      begun_(static_cast<size_t>(plan.num_teams()) * plan.blocks().size()),
       crew_(plan.num_teams() * plan.num_lanes() - 1) {
   const auto num_teams = static_cast<size_t>(plan.num_teams());
   for (size_t team = 0; team < num_teams; ++team) {
@@ -157,7 +158,7 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
   Outcome outcome{.error = shared.error,
                   .feed_end = shared.feed_end,
                   .num_begun = shared.num_begun};
-  outcome.num_finished = num_finished(last_block());
+  outcome.num_finished = num_finished();
   outcome.last_micro_batch = std::max<int64_t>(shared.num_begun - 1, 0);
   if (shared.error) {
     outcome.num_begun = num_begun_until(shared.failed);
@@ -214,7 +215,6 @@ bool LaneTeam::run_step(const Worker& worker, const Step& step,
     }
   }
   const bool begins = step.block == 0;
-  const size_t begun = counter(workers_.back().team + 1, 0);
   if (begins && is_caller) {
     try {
       const int64_t accumulation = plan_.loop().gradient_accumulation;
@@ -230,8 +230,8 @@ bool LaneTeam::run_step(const Worker& worker, const Step& step,
     }
     iteration.num_begun = mb + 1;
     iteration.caller.begins(mb + 1);
-    progress_.raise(begun, mb + 1);
-  } else if (begins && !progress_.wait(begun, mb + 1, goes_on)) {
+    progress_.raise(begun_, mb + 1);
+  } else if (begins && !progress_.wait(begun_, mb + 1, goes_on)) {
     return leaves_out();
   }
   if (!run_action(worker, action, position, iteration)) return false;
@@ -294,24 +294,24 @@ bool LaneTeam::take_elements(Iteration& iteration, int64_t index) const {
   return true;
 }
 
-size_t LaneTeam::last_block() const {
-  const auto stages = static_cast<size_t>(plan_.graph().num_stages());
-  return (plan_.training() ? 2 : 1) * stages - 1;
-}
-
-int64_t LaneTeam::num_finished(size_t block) const {
+int64_t LaneTeam::num_finished() const {
   int64_t least = std::numeric_limits<int64_t>::max();
   for (size_t team = 0; team <= workers_.back().team; ++team) {
-    least = std::min(least, progress_[counter(team, block)]);
+    for (const size_t block : plan_.last_blocks()) {
+      least = std::min(least, progress_[counter(team, block)]);
+    }
   }
   return least;
 }
 
 void LaneTeam::release_elements(size_t block,
                                 const Iteration& iteration) const {
-  if (block != last_block() || iteration.call.feeds.empty()) return;
+  const std::vector<size_t>& last = plan_.last_blocks();
+  if (iteration.call.feeds.empty() ||
+      std::ranges::find(last, block) == last.end())
+    return;
   const int64_t accumulation = plan_.loop().gradient_accumulation;
-  int64_t finished = num_finished(block);
+  int64_t finished = num_finished();
   // The update may read the inputs of the last micro-batch.
   if (plan_.training()) finished = std::min(finished, accumulation - 1);
   for (Feed* feed : iteration.call.feeds) {

@@ -89,9 +89,11 @@ class LaneTeam {
 
   [[nodiscard]] size_t block_of(const schedule::Action& action) const;
   void let_wait(size_t worker, ops::Patience* patience);
-  // How far a team is, by block.
+  // Where to see how far a team is with a block of the plan, or how many
+  // micro-batches have begun (memory::Wait).
   [[nodiscard]] size_t counter(size_t team, size_t block) const {
-    return team * plan_.blocks().size() + block;
+    const size_t num_blocks = plan_.blocks().size();
+    return block < num_blocks ? team * num_blocks + block : begun_;
   }
   void work(const Worker& worker, Iteration& iteration);
   // Returns whether the worker goes on.
@@ -111,10 +113,8 @@ class LaneTeam {
   // Releases the data of micro-batches that all teams have finished, after one
   // has finished a block.
   void release_elements(size_t block, const Iteration& iteration) const;
-  // Number of micro-batches that have passed a block in all teams.
-  [[nodiscard]] int64_t num_finished(size_t block) const;
-  // The block after which nothing reads the inputs of a micro-batch.
-  [[nodiscard]] size_t last_block() const;
+  // Number of micro-batches that all teams have finished.
+  [[nodiscard]] int64_t num_finished() const;
   [[nodiscard]] int64_t num_begun_until(const Position& position) const;
 
   const Plan& plan_;
@@ -123,6 +123,7 @@ class LaneTeam {
   std::vector<std::vector<Stretch>> stretches_;  // by lane
   // By team and block; then the number of micro-batches that have begun.
   threads::Progress progress_;
+  size_t begun_;
   threads::Crew crew_;
 };
 

@@ -90,7 +90,7 @@ Plan::Plan(graph::Graph graph, RunConfig config)
                                   config_.training
                                       ? config_.gradient_accumulation
                                       : config_.device_iterations,
-                                  config_.training};
+                                  config_.training, config_.positions};
   schedule_ = schedule::generate(config_.schedule, schedule);
   schedule::validate(schedule_, schedule);
   ops::check_ops(graph_, /*types=*/true);
@@ -108,7 +108,10 @@ Plan::Plan(graph::Graph graph, RunConfig config)
   lane_of_stage_ = divide_stages(most_threads() / num_teams_);
   live_ranges_ =
       memory::live_ranges(graph_, blocks_, schedule_, lane_of_stage_);
-  waits_ = memory::find_waits(graph_, blocks_, live_ranges_, lane_of_stage_);
+  waits_ = memory::find_waits(graph_, blocks_, live_ranges_, lane_of_stage_,
+                              config_.positions);
+  last_blocks_ =
+      memory::find_last(blocks_, config_.positions, config_.training);
   if (!config_.training && num_lanes() > 1) {
     // Feeds hold no more elements than there are micro-batches in flight.
     const size_t last = static_cast<size_t>(graph_.num_stages()) - 1;

@@ -28,6 +28,8 @@ struct RunConfig {
   bool fed = false;
   // The most threads that may run stages; 0: as many as there are.
   int32_t stage_threads = 0;
+  // The positions of the stages, as in schedule::Config.
+  std::vector<int32_t> positions = {};
   Replicas replicas;
 };
 
@@ -85,6 +87,10 @@ class Plan {
   [[nodiscard]] const std::vector<std::vector<memory::Wait>>& waits() const {
     return waits_;
   }
+  // The blocks that a micro-batch passes through last.
+  [[nodiscard]] const std::vector<size_t>& last_blocks() const {
+    return last_blocks_;
+  }
   [[nodiscard]] const std::vector<memory::LiveRange>& live_ranges() const {
     return live_ranges_;
   }
@@ -114,6 +120,7 @@ class Plan {
   memory::LaneOfStage lane_of_stage_;
   std::vector<memory::LiveRange> live_ranges_;
   std::vector<std::vector<memory::Wait>> waits_;
+  std::vector<size_t> last_blocks_;
   memory::ArenaPlan arena_;
   memory::PersistentPlan persistent_;
   std::vector<graph::TensorId> inputs_;

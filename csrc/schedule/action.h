@@ -53,7 +53,21 @@ struct Config {
   int32_t num_stages = 1;
   int64_t num_micro_batches = 1;  // between two weight updates
   bool training = false;
+  // The position of each stage in the pipeline, in ascending order. Stages at
+  // one position are concurrent: they work on the same micro-batch at the same
+  // time. Empty if each stage has a position of its own.
+  std::vector<int32_t> positions = {};
 };
+
+// The position of a stage in the pipeline.
+[[nodiscard]] inline int32_t position_of(const std::vector<int32_t>& positions,
+                                         int32_t stage) {
+  return positions.empty() ? stage : positions[static_cast<size_t>(stage)];
+}
+
+// Throws UserError unless there is a position for each stage, and the positions
+// count from 0 without a gap.
+void check_positions(const std::vector<int32_t>& positions, int32_t num_stages);
 
 enum class Kind : int8_t {
   // One micro-batch at a time through all stages, forward then backward.

@@ -7,17 +7,32 @@
 namespace popsim::schedule {
 namespace {
 
-// Slot k on the way of a micro-batch through the pipeline: forward of stages
-// 0..S-1, then backward of stages S-1..0.
-Action slot_action(const Config& config, int32_t slot, int64_t micro_batch) {
-  if (slot < config.num_stages) {
-    return {ActionKind::kForward, slot, micro_batch};
-  }
-  return {ActionKind::kBackward, 2 * config.num_stages - 1 - slot, micro_batch};
+// The number of positions of the pipeline: one for each stage, but only one for
+// stages that are concurrent.
+int32_t depth_of(const Config& config) {
+  return position_of(config.positions, config.num_stages - 1) + 1;
 }
 
 int32_t num_slots(const Config& config) {
-  return config.training ? 2 * config.num_stages : config.num_stages;
+  return config.training ? 2 * depth_of(config) : depth_of(config);
+}
+
+// The slots on the way of micro-batch 0 through the pipeline: forward at
+// positions 0..P-1, then backward at positions P-1..0. Concurrent stages run
+// forward in ascending order, backward in descending order, like all others.
+std::vector<ActionList> slots_of(const Config& config) {
+  std::vector<ActionList> slots(static_cast<size_t>(num_slots(config)));
+  const auto add = [&](ActionKind kind, int32_t stage, int32_t slot) {
+    slots[static_cast<size_t>(slot)].push_back({kind, stage, 0});
+  };
+  for (int32_t stage = 0; stage < config.num_stages; ++stage) {
+    add(ActionKind::kForward, stage, position_of(config.positions, stage));
+  }
+  for (int32_t stage = config.num_stages; config.training && stage-- > 0;) {
+    add(ActionKind::kBackward, stage,
+        num_slots(config) - 1 - position_of(config.positions, stage));
+  }
+  return slots;
 }
 
 // How micro-batches follow one another through a pipeline. The devices of all
@@ -37,9 +52,8 @@ struct Rhythm {
 
 // Each slot has its own time step; later slots run first.
 Rhythm ring(const Config& config, int64_t interval) {
-  Rhythm rhythm{.interval = interval};
+  Rhythm rhythm{.positions = slots_of(config), .interval = interval};
   for (int32_t slot = 0; slot < num_slots(config); ++slot) {
-    rhythm.positions.push_back({slot_action(config, slot, 0)});
     rhythm.order.push_back(num_slots(config) - 1 - slot);
   }
   return rhythm;
@@ -105,8 +119,8 @@ Schedule pipelined(const Config& config) {
   if (config.training) {
     // The last forward and the first backward share a position: the last stage
     // runs both, one after the other.
-    const auto turn = rhythm.positions.begin() + config.num_stages;
-    (turn - 1)->push_back(turn->front());
+    const auto turn = rhythm.positions.begin() + depth_of(config);
+    (turn - 1)->insert((turn - 1)->end(), turn->begin(), turn->end());
     rhythm.positions.erase(turn);
     rhythm.order.erase(rhythm.order.begin());
   }
@@ -116,7 +130,7 @@ Schedule pipelined(const Config& config) {
 Schedule grouped(const Config& config) {
   Rhythm rhythm = ring(config, 1);
   // All forward actions run first, then all backward actions.
-  std::rotate(rhythm.order.begin(), rhythm.order.end() - config.num_stages,
+  std::rotate(rhythm.order.begin(), rhythm.order.end() - depth_of(config),
               rhythm.order.end());
   return in_rhythm(config, rhythm);
 }
@@ -129,7 +143,22 @@ Schedule interleaved(const Config& config) {
 
 }  // namespace
 
+void check_positions(const std::vector<int32_t>& positions,
+                     int32_t num_stages) {
+  bool right = positions.empty() || std::ssize(positions) >= num_stages;
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const int32_t step =
+        i == 0 ? positions[0] : positions[i] - positions[i - 1];
+    right = right && step >= 0 && step <= (i == 0 ? 0 : 1);
+  }
+  check_user(right,
+             "schedule: the positions of the stages must be one for each of ",
+             num_stages,
+             " stages, from 0 on, each the same as the one before or one more");
+}
+
 Schedule generate(Kind kind, const Config& config) {
+  check_positions(config.positions, config.num_stages);
   switch (kind) {
     case Kind::kSequential:
       return sequential(config);

@@ -27,6 +27,7 @@ def build_executable(
     schedule: PipelineSchedule = PipelineSchedule.Sequential,
     floating_point_checks: bool = False,
     fed: bool = False,
+    positions: tuple[int, ...] = (),
 ) -> _native.Executable:
     """Compile a program: prepare kernels, plan and allocate memory, write constants.
 
@@ -37,6 +38,7 @@ def build_executable(
         schedule: The order in which micro-batches run; ``Default`` is PopTorch's pipeline.
         floating_point_checks: Whether a run ends at the first op whose arithmetic fails.
         fed: Whether inputs come from queues.
+        positions: The position of each stage, see ``RunSettings``.
 
     Raises:
         Error: An op cannot be prepared, or an op that runs at compile time fails.
@@ -50,6 +52,7 @@ def build_executable(
         floating_point_checks,
         fed,
         environment.stage_threads(),
+        positions,
         loop.replicas,
         loop.input_groups,
         {t.id: t.replica_groups for t in program.graph.tensors if t.replica_groups},

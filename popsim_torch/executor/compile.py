@@ -323,6 +323,7 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.num_ipus if program.graph.ops else 0,
         c.numerics.floating_point_checks,
         c.numerics.synthetic_data == SyntheticData.NONE,
+        c.stages.positions,
     )
     arguments, outputs = c.interface.arguments, c.traced.outputs
     return fit_to_host(program, run, arguments, outputs, c.plan, c.log, fed=c.request.fed)
@@ -365,6 +366,7 @@ def fit_to_host(
         schedule=run.schedule,
         floating_point_checks=run.floating_point_checks,
         fed=fed,
+        positions=run.positions,
     )
     log.note("build", f"{executable.plan.arena_bytes} bytes", lambda: executable_text(executable))
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))

@@ -36,16 +36,16 @@ def place(
     """
     strategy = options.execution_strategy
     strategy.check_num_stages(stages.num_stages)
-    num_stages = count_stages(stages.ipu_ids)
+    positions = stages.positions
+    depth = positions[-1] + 1 if positions else stages.num_stages
+    num_stages = depth if positions else count_stages(stages.ipu_ids)
     asked_for = PipelineSchedule(options.pipeline_schedule)
-    schedule = chosen_schedule(
-        asked_for, strategy, num_stages=stages.num_stages, is_cut=num_stages > 1
-    )
+    schedule = chosen_schedule(asked_for, strategy, num_stages=depth, is_cut=num_stages > 1)
     log_computed(options, pipelined=is_pipelined(schedule))
     check_schedule(
         asked_for,
         stages.ipu_of_stage,
-        num_stages=stages.num_stages,
+        num_stages=depth,
         training=training,
         count=loop.gradient_accumulation if training else loop.device_iterations,
     )

@@ -47,6 +47,7 @@ def program_request(
         _recomputation(options, training=training, pipelined=pipelined),
         ReturnRequest(loop, mode, period, pipelined),
         stages.ipu_of_stage,
+        stages.positions,
         stochastic_rounding=numerics.stochastic_rounding,
         synthetic_data=numerics.synthetic_data,
     )

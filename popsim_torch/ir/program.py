@@ -50,6 +50,8 @@ class RunSettings:
         num_ipus: Number of IPUs that it takes; 0 if it has no work for an IPU.
         floating_point_checks: Whether a run ends at the first op whose arithmetic fails.
         reads_inputs: Whether it reads the host's inputs; otherwise the device makes them.
+        positions: The position of each stage in the pipeline: concurrent stages have the same one.
+            Empty if no stages are concurrent.
     """
 
     loop: LoopCounts
@@ -57,6 +59,7 @@ class RunSettings:
     num_ipus: int
     floating_point_checks: bool
     reads_inputs: bool
+    positions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -147,13 +147,14 @@ def set_gradient_accumulation_options(
 
 
 def pipeline_settings(
-    function: str, *, num_stages: int, training: bool, **given: Any
+    function: str, *, num_stages: int, positions: tuple[int, ...], training: bool, **given: Any
 ) -> PipeliningOptions:
     """Return the options of a pipeline whose stages are known.
 
     Args:
         function: The call, for messages.
         num_stages: The number of stages.
+        positions: The position of each stage in the pipeline; empty if no stages are concurrent.
         training: Whether there are backward stages.
         **given: Arguments of ``set_pipelining_options``, without the target.
 
@@ -172,7 +173,13 @@ def pipeline_settings(
         hint = f" Closest name: '{close[0]}'." if close else ""
         raise UsageTypeError(f"{function}: there is no argument '{name}'.{hint}")
     return checked(
-        function, None, known | given, pipelined=True, training=training, num_stages=num_stages
+        function,
+        None,
+        known | given,
+        pipelined=True,
+        training=training,
+        num_stages=num_stages,
+        positions=positions,
     )
 
 

@@ -29,6 +29,7 @@ def checked(
     pipelined: bool,
     training: bool = True,
     num_stages: int | None = None,
+    positions: tuple[int, ...] = (),
 ) -> PipeliningOptions:
     """Check and return the options of a pipeline, or of gradient accumulation without one.
 
@@ -39,6 +40,7 @@ def checked(
         pipelined: Whether there is a pipeline.
         training: Whether there are backward stages.
         num_stages: The number of stages; None if only ``device_mapping`` may show it.
+        positions: The position of each stage in the pipeline; empty if no stages are concurrent.
 
     Raises:
         UsageTypeError: An argument has a wrong type.
@@ -79,11 +81,11 @@ def checked(
         check_schedule(
             schedule,
             dict(enumerate(range(num_stages) if mapping is None else mapping)),
-            num_stages=num_stages,
+            num_stages=positions[-1] + 1 if positions else num_stages,
             training=training,
             count=count or known_count or 1,
         )
-    return PipeliningOptions(values, schedule)
+    return PipeliningOptions(values, schedule, positions)
 
 
 _COUNT = "gradient_accumulation_steps_per_replica"

@@ -20,7 +20,13 @@ from popsim_torch.enums import (
 from popsim_torch.errors import UsageValueError
 from popsim_torch.options.locations import TensorLocationSettings
 from popsim_torch.options.options import Options
-from popsim_torch.stages import PipelinedExecution, Stage, count_rule, in_flight_rule
+from popsim_torch.stages import (
+    ConcurrentExecution,
+    PipelinedExecution,
+    Stage,
+    count_rule,
+    in_flight_rule,
+)
 
 
 class GradientAccumulationReductionMethod(NamedIntEnum):
@@ -90,10 +96,12 @@ class PipeliningOptions:
     Attributes:
         values: The arguments by name; None means no choice.
         schedule: When stages run; None for a model that is not a pipeline.
+        positions: The position of each stage in the pipeline; empty if no stages are concurrent.
     """
 
     values: Mapping[str, Any]
     schedule: PipelineSchedule | None
+    positions: tuple[int, ...] = ()
 
     def explain(self) -> str:
         """Return a string with a line for each option: its value and its effect."""
@@ -154,7 +162,7 @@ class PipeliningOptions:
                 lambda o: o.Training.gradientAccumulationDtype(dtype),
             )
         if values.get("device_mapping") is not None:
-            strategy = PipelinedExecution(*(Stage().ipu(ipu) for ipu in values["device_mapping"]))
+            strategy = self._strategy()
             yield Change(
                 "setExecutionStrategy",
                 lambda o: repr(o.execution_strategy),
@@ -176,6 +184,12 @@ class PipeliningOptions:
                 lambda o: o._Popart.set("autoRecomputation", _REBUILD_STAGE),
             )
         yield from self._locations()
+
+    def _strategy(self) -> PipelinedExecution:
+        mapping = self.values["device_mapping"]
+        if self.positions:
+            return ConcurrentExecution(mapping, self.positions)
+        return PipelinedExecution(*(Stage().ipu(ipu) for ipu in mapping))
 
     def _count(self) -> Iterator[Change]:
         count = self.values["gradient_accumulation_steps_per_replica"]

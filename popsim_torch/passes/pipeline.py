@@ -39,6 +39,7 @@ class ProgramRequest:
         recomputation: Which forward values the backward pass recomputes.
         returns: The tensors that a run returns.
         ipu_of_stage: The IPU of each pipeline stage.
+        positions: The position of each stage, see ``RunSettings``.
         stochastic_rounding: Whether float16 results are rounded at random.
         synthetic_data: Which inputs the device makes.
     """
@@ -46,6 +47,7 @@ class ProgramRequest:
     recomputation: Recomputation
     returns: ReturnRequest
     ipu_of_stage: Mapping[int, int] = field(default_factory=dict)
+    positions: tuple[int, ...] = ()
     stochastic_rounding: bool = False
     synthetic_data: SyntheticData = SyntheticData.NONE
 
@@ -63,13 +65,13 @@ def round_results(program: Program, request: ProgramRequest) -> None:
 
 def rebuild_values(program: Program, request: ProgramRequest) -> None:
     """Recompute forward values in the backward pass, as the options say."""
-    recompute(program.graph, request.recomputation, program.checkpoints)
+    recompute(program.graph, request.recomputation, program.checkpoints, request.positions)
 
 
 def name_stage_tensors(program: Program, request: ProgramRequest) -> None:
     """Name the tensors that cross from one stage to another."""
     returns = request.returns
-    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined)
+    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined, positions=request.positions)
 
 
 def bring_back(program: Program, request: ProgramRequest) -> None:

@@ -14,7 +14,7 @@ are fused with the ops after them, and the copies with the backward ops that rea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind, names, walk
@@ -28,13 +28,19 @@ from popsim_torch.passes.recompute_choice import (
 )
 
 
-def recompute(graph: Graph, mode: Recomputation, checkpoints: Collection[int] = ()) -> int:
+def recompute(
+    graph: Graph,
+    mode: Recomputation,
+    checkpoints: Collection[int] = (),
+    positions: Sequence[int] = (),
+) -> int:
     """Recompute forward values where backward reads them, in place.
 
     Args:
         graph: The graph with its backward pass; the ops are in the order of their phases.
         mode: Which values, besides those inside of a region (``Origin.region``).
         checkpoints: Ids of tensors (not of views) that are kept.
+        positions: The position of each stage in the pipeline; empty if no stages are concurrent.
 
     Returns:
         The number of ops that run again.
@@ -42,7 +48,7 @@ def recompute(graph: Graph, mode: Recomputation, checkpoints: Collection[int] = 
     if mode == Recomputation.NONE and not any(op.origin.region for _, op in walk(graph)):
         return 0
     repeatable = find_repeatable(graph)
-    chosen = choose_values(repeatable, mode, checkpoints)
+    chosen = choose_values(repeatable, mode, checkpoints, positions)
     chosen |= values_inside_regions(repeatable, checkpoints)
     return _Rebuilding(repeatable, chosen).run()
 

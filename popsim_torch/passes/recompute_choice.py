@@ -32,6 +32,7 @@ from dataclasses import dataclass, field, replace
 from popsim_torch.ir import Graph, Op, Operand, OpInfo, Phase, TensorKind, walk, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.op_table import op_table
+from popsim_torch.passes.stage_positions import stages_beside
 
 
 class Recomputation(enum.IntEnum):
@@ -146,7 +147,10 @@ def _without_running(operands: Sequence[Operand], ids: Sequence[int]) -> list[in
 
 
 def choose_values(
-    repeatable: Repeatable, mode: Recomputation, checkpoints: Collection[int]
+    repeatable: Repeatable,
+    mode: Recomputation,
+    checkpoints: Collection[int],
+    positions: Sequence[int] = (),
 ) -> set[int]:
     """Return the ids of the values to recompute where backward reads them on their stage.
 
@@ -154,6 +158,7 @@ def choose_values(
         repeatable: The values to choose from.
         mode: The rule.
         checkpoints: Ids of values that are kept in any case.
+        positions: The position of each stage in the pipeline; empty if no stages are concurrent.
     """
     choice = _Choice(repeatable, checkpoints)
     match mode:
@@ -164,7 +169,7 @@ def choose_values(
         case Recomputation.NORM:
             return choice.cheap(choice.is_norm)
         case Recomputation.PIPELINE:
-            return choice.all_before_the_end()
+            return choice.all_before_the_end(positions)
         case Recomputation.ALL:
             return {value for value in choice.free if any(True for _ in repeatable.inputs(value))}
 
@@ -291,15 +296,16 @@ class _Choice:
         tensor = self._graph.tensors[root]
         return tensor.numel * tensor.dtype.itemsize
 
-    def all_before_the_end(self) -> set[int]:
+    def all_before_the_end(self, positions: Sequence[int]) -> set[int]:
         """Return all values except those between the last checkpoints and the loss."""
         stage = self._repeatable.stage
         last = max((op.stage for op in self._graph.ops if op.phase == Phase.FORWARD), default=0)
+        ends = stages_beside(last, positions)
         towards: set[int] = set()
-        todo = [v for v in self._checkpoints if v in self._repeatable.writers and stage(v) == last]
+        todo = [v for v in self._checkpoints if v in self._repeatable.writers and stage(v) in ends]
         while todo:
             for read in self._repeatable.inputs(todo.pop()):
                 if read in self._repeatable.writers and read not in towards:
                     towards.add(read)
                     todo.append(read)
-        return {value for value in self.free if stage(value) != last or value in towards}
+        return {value for value in self.free if stage(value) not in ends or value in towards}

@@ -12,29 +12,37 @@ IPUs. Only anchored ones become tensors, computed by copy ops; the readers do no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 
 from popsim_torch.ir import Graph, Op, Phase, Program, Role, Tensor, TensorKind, Uses, names, walk
+from popsim_torch.passes.stage_positions import stages_beside
 
 
-def add_stage_tensors(program: Program, ipu_of_stage: Mapping[int, int], pipelined: bool) -> None:
+def add_stage_tensors(
+    program: Program,
+    ipu_of_stage: Mapping[int, int],
+    pipelined: bool,
+    *,
+    positions: Sequence[int] = (),
+) -> None:
     """Offer the tensors of a program that cross its stages.
 
     Args:
         program: A program with recomputation, and without returns.
         ipu_of_stage: The IPU of each stage.
         pipelined: Whether several micro-batches are in flight at a time.
+        positions: The position of each stage in the pipeline; empty if no stages are concurrent.
     """
     tensors = _StageTensors(program, ipu_of_stage)
     num_stages = 1 + max((op.stage for _, op in walk(program.graph)), default=0)
     if num_stages > 1:
         tensors.add_copies()
         if pipelined:
-            tensors.add_stashes(num_stages - 1)
+            tensors.add_stashes(stages_beside(num_stages - 1, positions))
     tensors.add_counters(pipelined)
     tensors.finish()
 
@@ -61,17 +69,17 @@ class _StageTensors:
                 if writer.phase == reader.phase and self._ipu(writer.stage) != ipu:
                     self._offer_copy(names.copied_to(name, ipu), tensor, reader)
 
-    def add_stashes(self, last_stage: int) -> None:
+    def add_stashes(self, last_stages: Container[int]) -> None:
         """Add the tensors that stages keep for their backward pass.
 
         Args:
-            last_stage: This stage keeps nothing, as its backward pass follows its forward directly.
+            last_stages: These keep nothing, as their backward pass follows their forward directly.
         """
         for _, reader in walk(self._graph):
             if reader.phase != Phase.BACKWARD:
                 continue
             for name, tensor, writer in self._named_values(reader):
-                if writer.phase == Phase.FORWARD and writer.stage < last_stage:
+                if writer.phase == Phase.FORWARD and writer.stage not in last_stages:
                     self._offer(names.stashed(name), partial(_itself, tensor))
                     self._offer_copy(names.restored(name), tensor, reader)
 

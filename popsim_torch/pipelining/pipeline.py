@@ -54,12 +54,13 @@ def pipeline(
     and is not a weight, such as a temperature, make it an argument of the ``poptorch.function``,
     pass it in ``inputs``, and return it from each stage until it is used.
 
-    An element of ``computational_stages`` may be a list of functions: all get the same arguments,
-    and their results, joined in order, are the arguments of the next stage. On this machine the
-    functions run one after another, on the IPU of the first one.
+    An element of ``computational_stages`` may be a list of functions, which are concurrent stages:
+    they work on the same micro-batch at the same time, each on its own IPU. All get the same
+    arguments, and their results, joined in order, are the arguments of the next stage. The pipeline
+    is as long as ``computational_stages``.
 
     Args:
-        computational_stages: The functions, two or more.
+        computational_stages: The functions, or lists of functions; two or more.
         gradient_accumulation_count: The number of micro-batches per weight update, or in inference
             per run of the pipeline; a multiple of the micro-batches in flight. None for 1, only
             with ``Sequential``.
@@ -70,7 +71,8 @@ def pipeline(
             required if anything is returned.
         optimizer_function: Called with the results of the last stage; returns the optimizer, which
             must be made outside of the function, and the loss. None for no training.
-        device_mapping: The IPU of each stage; None puts stage ``i`` on IPU ``i``.
+        device_mapping: The IPU of each stage, with a list for each list of functions. None puts the
+            ``i``-th function on IPU ``i``.
         pipeline_schedule: A ``PipelineSchedule``; None for ``Grouped``.
         outfeed_loss: Whether to enqueue the loss instead of the results.
         outfeed_mask: A list with True for each value of the last stage that is not enqueued.
@@ -100,6 +102,7 @@ def pipeline(
         pipeline_schedule=pipeline_schedule,
         gradient_accumulation_reduction_method=reduction_method,
         num_stages=len(stages),
+        positions=stages.positions,
         **options,
     )
     outputs = _Outputs(

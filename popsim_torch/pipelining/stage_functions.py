@@ -12,7 +12,7 @@ from torch import nn
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.loops.contract import check_takes
-from popsim_torch.stages import PipelineStage
+from popsim_torch.stages import PipelineStage, flat_positions
 
 __all__ = ["StageFunctions", "as_arguments", "call"]
 
@@ -36,10 +36,10 @@ def as_arguments(result: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class StageFunctions:
-    """The stages of a pipeline, in order; each has one function, or several that are concurrent.
+    """The stages of a pipeline, in order. Each function is a stage.
 
     Attributes:
-        groups: The functions of each stage.
+        groups: The functions at each position of the pipeline; several are concurrent stages.
     """
 
     groups: tuple[tuple[StageFunction, ...], ...]
@@ -50,7 +50,7 @@ class StageFunctions:
 
         Raises:
             UsageTypeError: The argument is not a list of functions, or of lists of functions.
-            UsageValueError: There are less than two stages, or one has no function.
+            UsageValueError: The list has less than two entries, or one of them is empty.
         """
         if not isinstance(stages, list | tuple):
             raise UsageTypeError(
@@ -62,59 +62,76 @@ class StageFunctions:
                 f"pipeline: {len(stages)} stages are listed. A pipeline has two or more; for one "
                 "stage call poptorch.repeat."
             )
-        return cls(tuple(_checked_group(number, stage) for number, stage in enumerate(stages)))
+        groups: list[tuple[StageFunction, ...]] = []
+        for stage in stages:
+            groups.append(_checked_group(sum(map(len, groups)), stage))
+        return cls(tuple(groups))
 
     def __len__(self) -> int:
-        return len(self.groups)
+        """Return the number of stages."""
+        return sum(map(len, self.groups))
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The position of each stage in the pipeline; empty if no stages are concurrent."""
+        return flat_positions([len(group) for group in self.groups])
+
+    def _numbered(self) -> Iterator[tuple[range, tuple[StageFunction, ...]]]:
+        """Yield the numbers and the functions of the stages at each position."""
+        begin = 0
+        for group in self.groups:
+            yield range(begin, begin + len(group)), group
+            begin += len(group)
 
     def devices(self, mapping: object) -> list[int] | None:
-        """Check the IPUs of all functions, and return the IPU of each stage.
+        """Check and return the IPU of each stage; None means that stage ``i`` is on IPU ``i``.
 
         Args:
-            mapping: One int for each stage, or a list of ints for a stage of concurrent functions.
+            mapping: An int for each entry of the list of stages; a list of ints for a list.
 
         Raises:
             UsageTypeError: ``mapping`` is something else.
-            UsageValueError: Its length differs from the number of stages or of functions.
+            UsageValueError: Its length differs from that of the list of stages, or the length of
+                one of its lists from the number of concurrent stages.
         """
         if mapping is None:
-            return None
+            return list(range(len(self))) if self.positions else None
         if not isinstance(mapping, list | tuple):
             raise UsageTypeError(
                 f"pipeline: device_mapping={mapping!r}. Pass an int for each stage."
             )
-        if len(mapping) != len(self):
+        if len(mapping) != len(self.groups):
+            entries = "stages" if len(self.groups) == len(self) else "stages and lists of stages"
             raise UsageValueError(
-                f"pipeline: device_mapping has {len(mapping)} entries for {len(self)} stages. "
-                "Pass one for each stage."
+                f"pipeline: device_mapping has {len(mapping)} entries for {len(self.groups)} "
+                f"{entries}. Pass one for each."
             )
         return [
-            self._device(number, entry, len(group))
-            for number, (entry, group) in enumerate(zip(mapping, self.groups, strict=True))
+            ipu
+            for entry, (numbers, _) in zip(mapping, self._numbered(), strict=True)
+            for ipu in self._devices(numbers, entry)
         ]
 
     @staticmethod
-    def _device(number: int, entry: object, num_functions: int) -> int:
-        """Return the IPU of a stage: for concurrent functions that of the first one."""
-        is_list = isinstance(entry, list | tuple)
+    def _devices(numbers: range, entry: object) -> list[int]:
+        """Return the IPUs of the stages at one position."""
         ids: list[Any] = list(entry) if isinstance(entry, list | tuple) else [entry]
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in ids):
             raise UsageTypeError(
-                f"pipeline: device_mapping has {entry!r} for stage {number}. Pass an int, or a "
-                "list of ints for concurrent functions."
+                f"pipeline: device_mapping has {entry!r} for {_shown(numbers)}. Pass an int, or a "
+                "list of ints for a list of concurrent stages."
             )
-        if len(ids) != num_functions or is_list != (num_functions > 1):
+        if len(ids) != len(numbers):
+            wanted = "an int" if len(numbers) == 1 else f"a list of {len(numbers)} ints"
             raise UsageValueError(
-                f"pipeline: device_mapping has {entry!r} for stage {number}, which has "
-                f"{num_functions} function(s). Pass one IPU for each, as a list if there are "
-                "several."
+                f"pipeline: device_mapping has {entry!r} for {_shown(numbers)}. Pass {wanted}."
             )
         if len(set(ids)) != len(ids):
             raise UsageValueError(
-                f"pipeline: device_mapping has {entry!r} for stage {number}. Concurrent functions "
+                f"pipeline: device_mapping has {entry!r} for {_shown(numbers)}. Concurrent stages "
                 "need an IPU each."
             )
-        return int(ids[0])
+        return ids
 
     def check_captured(self, is_argument: Callable[[torch.Tensor], bool]) -> None:
         """Refuse tensors that would become constants without the user's intention.
@@ -125,8 +142,8 @@ class StageFunctions:
         Raises:
             Error: A stage's function uses a tensor that is not a weight.
         """
-        for number, group in enumerate(self.groups):
-            for function in group:
+        for numbers, group in self._numbered():
+            for number, function in zip(numbers, group, strict=True):
                 for name, tensor in _mentioned_tensors(function):
                     if isinstance(tensor, nn.Parameter) or is_argument(tensor):
                         continue
@@ -144,37 +161,38 @@ class StageFunctions:
             named: The keyword arguments of the first stage.
         """
         args, kwargs = tuple(values), dict(named)
-        result: Any = None
-        for number, group in enumerate(self.groups):
-            with PipelineStage(number):
-                results = [
-                    call(f"stage {number}", _before(number), function, args, kwargs)
-                    for function in group
-                ]
-                result = results[0] if len(group) == 1 else _joined(number, results)
+        before, result = "the inputs and the infeed", None
+        for numbers, group in self._numbered():
+            results = []
+            for number, function in zip(numbers, group, strict=True):
+                with PipelineStage(number):
+                    results.append(call(f"stage {number}", before, function, args, kwargs))
+            result = results[0] if len(group) == 1 else _joined(numbers, results)
             args, kwargs = as_arguments(result)
+            before = _shown(numbers)
         return result
 
 
-def _checked_group(number: int, stage: object) -> tuple[StageFunction, ...]:
+def _checked_group(first: int, stage: object) -> tuple[StageFunction, ...]:
     if not isinstance(stage, list | tuple):
         if callable(stage):
             return (stage,)
         raise UsageTypeError(
-            f"pipeline: stage {number} is a {type(stage).__name__}. Pass a function, a module, or "
-            "a list of concurrent functions."
+            f"pipeline: stage {first} is a {type(stage).__name__}. Pass a function, a module, or "
+            "a list of concurrent stages."
         )
     if not stage:
-        raise UsageValueError(f"pipeline: stage {number} is an empty list. Pass its functions.")
-    for function in stage:
+        raise UsageValueError(f"pipeline: stage {first} is an empty list. Pass its functions.")
+    for number, function in enumerate(stage, first):
         if isinstance(function, list | tuple):
             raise UsageTypeError(
-                f"pipeline: stage {number} has a list inside of its list. Concurrent functions "
-                "cannot be nested."
+                f"pipeline: stage {number} is a list inside of a list. Concurrent stages cannot "
+                "be nested."
             )
         if not callable(function):
             raise UsageTypeError(
-                f"pipeline: stage {number} lists a {type(function).__name__}. Pass functions."
+                f"pipeline: stage {number} is a {type(function).__name__}. Pass a list of "
+                "functions for concurrent stages."
             )
     return tuple(stage)
 
@@ -203,18 +221,23 @@ def call(
     return function(*args, **kwargs)
 
 
-def _before(number: int) -> str:
-    return f"stage {number - 1}" if number else "the inputs and the infeed"
+def _shown(numbers: range) -> str:
+    """Return the stages at one position, for messages."""
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"stage {first}"
+    return f"the stages {first} {'and' if last == first + 1 else 'to'} {last}"
 
 
-def _joined(number: int, results: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the results of concurrent functions in one list, in order."""
+def _joined(numbers: range, results: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the results of concurrent stages in one list, in order."""
     joined: list[Any] = []
-    for result in results:
+    for number, result in zip(numbers, results, strict=True):
         args, kwargs = as_arguments(result)
         if kwargs:
             raise UsageTypeError(
-                f"pipeline: a concurrent function of stage {number} returns a dict. Return a tuple."
+                f"pipeline: stage {number} returns a dict, and the results of concurrent stages "
+                "are joined in order. Return a tuple."
             )
         joined += args
     return tuple(joined)

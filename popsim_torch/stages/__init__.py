@@ -19,6 +19,7 @@ from popsim_torch.stages.blocks import (
     removeBlocks,
 )
 from popsim_torch.stages.checks import check_pipeline
+from popsim_torch.stages.concurrent import ConcurrentExecution, flat_positions
 from popsim_torch.stages.layers import PipelineStageRecord
 from popsim_torch.stages.phased import ParallelPhasedExecution, Phase, SerialPhasedExecution
 from popsim_torch.stages.pipeline_stage import PipelineStage
@@ -46,6 +47,7 @@ __all__ = [
     "Block",
     "BlockFunction",
     "BlockListener",
+    "ConcurrentExecution",
     "ExecutionStrategy",
     "ParallelPhasedExecution",
     "Phase",
@@ -65,6 +67,7 @@ __all__ = [
     "chosen_schedule",
     "count_rule",
     "count_stages",
+    "flat_positions",
     "get_pipeline_stage_assignment",
     "in_flight_rule",
     "module_repr",

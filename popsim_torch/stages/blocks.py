@@ -397,6 +397,16 @@ class StageAssigner:
         """The number of stages: one more than the highest stage of a block."""
         return 1 + max(stage for stage, _ in [(0, 0), *self._blocks.values()])
 
+    def position(self, stage_id: int) -> int:
+        """Return the position of a stage in the pipeline; concurrent stages have the same one."""
+        return self._strategy.position(stage_id)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The position of each stage in the pipeline; empty if no stages are concurrent."""
+        found = tuple(map(self.position, range(self.num_stages)))
+        return () if found == tuple(range(len(found))) else found
+
     @property
     def ipu_of_stage(self) -> dict[int, int]:
         """The first IPU of each stage."""

@@ -169,6 +169,14 @@ class ExecutionStrategy(Described):
             "poptorch.ShardedExecution(), or use Block."
         )
 
+    def position(self, stage_id: int) -> int:
+        """Return the position of a stage in the pipeline; concurrent stages have the same one.
+
+        Args:
+            stage_id: The number of a stage.
+        """
+        return stage_id
+
     def check_num_stages(self, num_stages: int) -> None:
         """Check the number of stages that a model has after tracing.
 

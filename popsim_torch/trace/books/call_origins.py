@@ -69,6 +69,10 @@ class CallOrigins:
         self.current = calling
         set_origin(calling)
 
+    def position(self, stage: int) -> int:
+        """Return the position of a stage in the pipeline."""
+        return self._stages.position(stage)
+
     def backward(self) -> Origin:
         """Return the origin for the gradient nodes of the current call."""
         return replace(self.current, backward=True, op_type=None)

@@ -12,6 +12,7 @@ import torch
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.books.call_origins import CallOrigins
 from popsim_torch.trace.books.changed_in_place import explained
+from popsim_torch.trace.books.gradient_sums import place_sums
 from popsim_torch.trace.books.gradient_uses import watch_uses
 from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.bodies import with_bodies
@@ -85,7 +86,7 @@ class Gradients:
             return
         self._hooked.add(place)
         key = self.new_key()
-        self._mark(result, key)
+        self._mark(result, key, self._origins.current.stage)
         if self._depth_of_bodies:  # its gradient belongs to the body; its node will be cut out
             note_gradient(node_of(result), key)
             return
@@ -195,13 +196,22 @@ class Gradients:
         if node is not None:
             self._result.partial_gradients[position, operand] = node
 
-    def _mark(self, tensor: torch.Tensor, key: int) -> None:
-        """Name the gradient of a tensor, unless forward itself computes that gradient."""
+    def _mark(self, tensor: torch.Tensor, key: int, stage: int | None = None) -> None:
+        """Name the gradient of a tensor, unless forward itself computes that gradient.
+
+        Args:
+            tensor: The tensor.
+            key: The key of its gradient.
+            stage: The stage that computes the tensor; None for a parameter.
+        """
         origins = self._origins
 
         def named(gradient: torch.Tensor | None) -> torch.Tensor | None:
             if gradient is None or not origins.in_backward:
                 return None
+            node = None if stage is None else find_node(gradient)
+            if node is not None and stage is not None:
+                place_sums(node, stage, origins.position)
             return mark(gradient, key)
 
         with DisableTorchFunction():  # this is not a hook of the user

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -58,6 +59,12 @@ def copy_channel() -> dict[str, Any]:
     """Return the present metadata of new nodes: the origin, and torch.fx's other entries."""
     channel = fx_traceback.get_current_meta().get(_CHANNEL)
     return {} if channel is None else {_CHANNEL: dict(channel)}
+
+
+def move_to_stage(node: torch.fx.Node, stage: int) -> None:
+    """Change the pipeline stage in a node's origin."""
+    origin = replace(origin_of(node), stage=stage)
+    node.meta[_CHANNEL] = {**node.meta.get(_CHANNEL, {}), _KEY: origin}
 
 
 def number_draw(node: torch.fx.Node, numbers: Iterator[int]) -> None:

@@ -33,8 +33,8 @@ TWO = [nothing, nothing]
         ([nothing], UsageValueError, "1 stages are listed.*poptorch.repeat"),
         ([nothing, 3], UsageTypeError, "stage 1 is a int. Pass a function, a module"),
         ([nothing, []], UsageValueError, "stage 1 is an empty list"),
-        ([nothing, [nothing, 3]], UsageTypeError, "stage 1 lists a int"),
-        ([[[nothing]], nothing], UsageTypeError, "stage 0 has a list inside.*cannot be nested"),
+        ([nothing, [nothing, 3]], UsageTypeError, "stage 2 is a int"),
+        ([[[nothing]], nothing], UsageTypeError, "stage 0 is a list inside.*cannot be nested"),
     ],
 )
 def test_the_stages(stages, error, message):
@@ -58,7 +58,7 @@ def test_the_stages(stages, error, message):
         ({"device_mapping": 3}, UsageTypeError, "device_mapping=3"),
         ({"device_mapping": [0]}, UsageValueError, "1 entries for 2 stages"),
         ({"device_mapping": [0, "1"]}, UsageTypeError, "'1' for stage 1. Pass an int"),
-        ({"device_mapping": [0, [1]]}, UsageValueError, r"\[1\] for stage 1, which has 1"),
+        ({"device_mapping": [0, [1, 2]]}, UsageValueError, r"\[1, 2\] for stage 1. Pass an int"),
         ({"device_mapping": [0, -1]}, UsageValueError, "0 or more"),
         ({"pipeline_schedule": "Grouped"}, UsageTypeError, "Use one of PipelineSchedule.Grouped"),
         (
@@ -116,11 +116,25 @@ def test_a_type_of_sums_that_there_is_not():
         )
 
 
-def test_concurrent_functions_need_devices_of_their_own():
-    with pytest.raises(UsageValueError, match=r"\[1, 1\] for stage 1. Concurrent functions need"):
-        pipeline([nothing, [nothing, nothing]], 4, device_mapping=[0, [1, 1]])
-    with pytest.raises(UsageValueError, match="1 for stage 1, which has 2 function"):
-        pipeline([nothing, [nothing, nothing]], 4, device_mapping=[0, 1])
+@pytest.mark.parametrize(
+    "mapping, message",
+    [
+        ([0, [1, 1]], r"\[1, 1\] for the stages 1 and 2. Concurrent stages need an IPU each"),
+        ([0, 1], "device_mapping has 1 for the stages 1 and 2. Pass a list of 2 ints"),
+        ([0, [1, 2, 3]], r"\[1, 2, 3\] for the stages 1 and 2. Pass a list of 2 ints"),
+        ([[0, 1], [1, 2]], r"\[0, 1\] for stage 0. Pass an int"),
+        ([0, 1, 2], "device_mapping has 3 entries for 2 stages and lists of stages. Pass one for"),
+        ([0, [1, -2]], r"device_mapping=\[0, 1, -2\]. Pass the IPU of each stage, 0 or more"),
+    ],
+)
+def test_concurrent_stages_need_ipus_of_their_own(mapping, message):
+    with pytest.raises(UsageValueError, match=message):
+        pipeline([nothing, [nothing, nothing]], 4, device_mapping=mapping)
+
+
+def test_the_count_is_a_multiple_of_the_length_of_the_pipeline():
+    with pytest.raises(Error, match=r"with 3 stages: .* a positive multiple of 6, .* and is 8"):
+        pipeline([nothing, [nothing, nothing], nothing], 8, optimizer_function=lambda: None)
 
 
 def test_outside_of_a_function():
@@ -149,7 +163,7 @@ def run(stages, **settings):
         ([lambda x: {"a": x}, lambda b: b], r"stage 1 gets 0 value\(s\) and a from stage 0"),
         (
             [[lambda x: {"a": x}, lambda x: x], nothing],
-            "concurrent function of stage 0 returns a dict",
+            "stage 0 returns a dict, and the results of concurrent stages",
         ),
     ],
 )
