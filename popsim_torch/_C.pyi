@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 HostCode = Callable[[int, bool, list[torch.Tensor]], Sequence[torch.Tensor]]
+Exchange = tuple[torch.Tensor, Callable[[], object]]
 
 class UserError(RuntimeError): ...
 class InternalError(RuntimeError): ...
@@ -69,6 +70,8 @@ class RunConfig:
         floating_point_checks: bool = ...,
         fed: bool = ...,
         stage_threads: int = ...,
+        num_processes: int = ...,
+        process: int = ...,
     ) -> None: ...
 
 class ArenaRange:
@@ -162,10 +165,17 @@ class Executable:
     ) -> None: ...
     def load(self) -> None: ...
     def run(
-        self, inputs: Sequence[torch.Tensor], host: HostCode | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        host: HostCode | None = None,
+        exchange: Exchange | None = None,
     ) -> list[torch.Tensor]: ...
     def profile(
-        self, inputs: Sequence[torch.Tensor], repeats: int, host: HostCode | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        repeats: int,
+        host: HostCode | None = None,
+        exchange: Exchange | None = None,
     ) -> list[OpTime]: ...
     def stop(self) -> bool: ...
     @property

@@ -21,7 +21,7 @@ struct LaneTeam::Iteration {
   const Call& call;
   const Caller& caller;
   int64_t number;
-  int64_t first_step;
+  int64_t first_key;
   // No micro-batch from this one on begins.
   std::atomic<int64_t> limit = std::numeric_limits<int64_t>::max();
   // Everything is left as it is.
@@ -95,11 +95,11 @@ bool LaneTeam::can_run(const Call& call) const {
 }
 
 LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
-                                int64_t first_step, const Caller& caller) {
+                                int64_t first_key, const Caller& caller) {
   Iteration shared{.call = call,
                    .caller = caller,
                    .number = iteration,
-                   .first_step = first_step};
+                   .first_key = first_key};
   progress_.reset();
   const int64_t share =
       std::max<int64_t>(1, threads::budget() / std::ssize(lanes_));
@@ -196,7 +196,7 @@ bool LaneTeam::run_step(size_t lane, const Step& step, const Position& position,
   const int64_t index = iteration.number * loop.gradient_accumulation + mb;
   const ops::Cursor cursor{plan_.training() ? iteration.number : mb,
                            plan_.training() ? mb : 0,
-                           iteration.first_step + mb};
+                           iteration.first_key + mb * plan_.num_processes()};
   try {
     if (step.block == 0) {
       if (!take_elements(iteration, index)) return true;

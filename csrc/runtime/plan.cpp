@@ -27,6 +27,8 @@ bool changes_weights_in_backward(const graph::Graph& graph) {
 // order of the whole schedule.
 bool has_ops_in_order(const graph::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [&graph](const graph::Op& op) {
+    // The update runs on the thread of the caller anyway.
+    if (op.phase == graph::Phase::kUpdate) return false;
     const ops::OpDef& entry = ops::find_op(op.kind);
     const bool ends_when_told =
         op.kind == "loop" &&
@@ -76,6 +78,9 @@ Plan::Plan(graph::Graph graph, RunConfig config)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
+  check_internal(
+      config_.process >= 0 && config_.process < config_.num_processes,
+      "plan: process ", config_.process, " of ", config_.num_processes);
   // This check comes first: it makes sure that the number of stages is valid.
   graph::verify(graph_);
   const schedule::Config schedule{graph_.num_stages(),

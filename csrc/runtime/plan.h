@@ -27,6 +27,9 @@ struct RunConfig {
   bool fed = false;
   // The most threads that may run stages; 0: as many as there are.
   int32_t stage_threads = 0;
+  // The processes that run the program together, and the number of this one.
+  int64_t num_processes = 1;
+  int64_t process = 0;
 };
 
 class Plan {
@@ -51,6 +54,8 @@ class Plan {
   [[nodiscard]] ops::LoopCounts loop() const {
     return {config_.device_iterations, config_.gradient_accumulation};
   }
+  [[nodiscard]] int64_t num_processes() const { return config_.num_processes; }
+  [[nodiscard]] int64_t process() const { return config_.process; }
   // Training repeats the schedule once per device iteration. Inference has no
   // update to wait for, so its schedule covers all device iterations.
   [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }

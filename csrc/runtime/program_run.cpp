@@ -149,7 +149,7 @@ void ProgramRun::run_lanes(const Call& call, int64_t iteration,
           },
       .begins = [&](int64_t begun) { note(begun, begun - 1); }};
   const LaneTeam::Outcome outcome =
-      team_.run(call, iteration, first_step, caller);
+      team_.run(call, iteration, key(first_step), caller);
   step_ = first_step + outcome.num_begun;
   note(outcome.num_begun, outcome.last_micro_batch);
   if (outcome.error) std::rethrow_exception(outcome.error);
@@ -208,7 +208,8 @@ void ProgramRun::run_action(const Call& call, const Action& action,
   try {
     if (action.kind == ActionKind::kUpdate) {
       // The update may read the inputs and the values of the last micro-batch.
-      lane(action).run(call, action, {iteration, accumulation - 1, step_ - 1},
+      // All processes update with the same random numbers.
+      lane(action).run(call, action, {iteration, accumulation - 1, step() - 1},
                        (iteration + 1) * accumulation - 1);
       for (Feed* feed : call.feeds) {
         feed->release_before((iteration + 1) * accumulation);
@@ -223,7 +224,7 @@ void ProgramRun::run_action(const Call& call, const Action& action,
       num_begun_.store(num_begun_ + 1, std::memory_order_relaxed);
     }
     const ops::Cursor cursor{plan_.training() ? iteration : mb,
-                             plan_.training() ? mb : 0, first_step + mb};
+                             plan_.training() ? mb : 0, key(first_step + mb)};
     lane(action).run(call, action, cursor, index);
     release_inputs(call, action, index);
   } catch (const Stopped&) {

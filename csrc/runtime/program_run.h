@@ -43,9 +43,13 @@ class ProgramRun {
   }
   // Notes that the host has written to the tensor.
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
-  // Number of micro-batches begun since the program was loaded.
-  [[nodiscard]] int64_t step() const { return step_; }
-  // The same, counting only those of runs; any thread may call it.
+  // Number of micro-batches begun, in all processes; the random numbers of the
+  // next ones follow from it.
+  [[nodiscard]] int64_t step() const {
+    return first_key_ + step_ * plan_.num_processes();
+  }
+  // Number of micro-batches begun by runs of this process; any thread may call
+  // it.
   [[nodiscard]] int64_t num_begun() const {
     return num_begun_.load(std::memory_order_relaxed);
   }
@@ -54,7 +58,9 @@ class ProgramRun {
   [[nodiscard]] int64_t last_micro_batch() const {
     return last_micro_batch_.load(std::memory_order_relaxed);
   }
-  void set_step(int64_t step) { step_ = step; }
+  void set_step(int64_t step) {
+    first_key_ = step - step_ * plan_.num_processes();
+  }
   // Number of device iterations that runs have finished since the program was
   // loaded.
   [[nodiscard]] int64_t num_iterations() const { return num_iterations_; }
@@ -70,6 +76,12 @@ class ProgramRun {
     const bool updates = action.kind == schedule::ActionKind::kUpdate;
     return *lanes_[updates ? 0
                            : static_cast<size_t>(plan_.lane_of_stage()[stage])];
+  }
+  // The key of the random numbers of a micro-batch, counted since the program
+  // was loaded: one process with the micro-batches of all would give it the
+  // same one.
+  [[nodiscard]] int64_t key(int64_t step) const {
+    return first_key_ + step * plan_.num_processes() + plan_.process();
   }
   // Whether the run ends here. Only in inference, where an iteration is a
   // micro-batch.
@@ -99,7 +111,8 @@ class ProgramRun {
   std::vector<std::unique_ptr<Lane>> lanes_;
   LaneTeam team_;
   Checkpoint checkpoint_;
-  int64_t step_ = 0;
+  int64_t step_ = 0;  // micro-batches begun since the program was loaded
+  int64_t first_key_ = 0;
   int64_t num_iterations_ = 0;
   int64_t num_finished_ = 0;  // micro-batches finished in this device iteration
   std::atomic<int64_t> num_begun_ = 0;

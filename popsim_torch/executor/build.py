@@ -27,6 +27,8 @@ def build_executable(
     schedule: PipelineSchedule = PipelineSchedule.Sequential,
     floating_point_checks: bool = False,
     fed: bool = False,
+    process: int = 0,
+    num_processes: int = 1,
 ) -> _native.Executable:
     """Compile a program: prepare kernels, plan and allocate memory, write constants.
 
@@ -37,6 +39,8 @@ def build_executable(
         schedule: The order in which micro-batches run; ``Default`` is PopTorch's pipeline.
         floating_point_checks: Whether a run ends at the first op whose arithmetic fails.
         fed: Whether inputs come from queues.
+        process: The number of this process among those that run the program together.
+        num_processes: The number of these processes.
 
     Raises:
         Error: An op cannot be prepared, or an op that runs at compile time fails.
@@ -50,6 +54,8 @@ def build_executable(
         floating_point_checks,
         fed,
         environment.stage_threads(),
+        num_processes,
+        process,
     )
     with _native.translated_errors():
         executable = _native.Executable(to_native(program.graph), config)
