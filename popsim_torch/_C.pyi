@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import torch
 
 HostCode = Callable[[int, bool, list[torch.Tensor]], Sequence[torch.Tensor]]
+Exchange = tuple[torch.Tensor, Callable[[], object]]
 
 class UserError(RuntimeError): ...
 class InternalError(RuntimeError): ...
@@ -70,6 +71,8 @@ class RunConfig:
         fed: bool = ...,
         stage_threads: int = ...,
         positions: Sequence[int] = ...,
+        num_processes: int = ...,
+        process: int = ...,
         replicas: int = ...,
         input_groups: Sequence[int] = ...,
         variable_groups: Mapping[int, Sequence[int]] = ...,
@@ -168,10 +171,17 @@ class Executable:
     ) -> None: ...
     def load(self) -> None: ...
     def run(
-        self, inputs: Sequence[torch.Tensor], host: HostCode | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        host: HostCode | None = None,
+        exchange: Exchange | None = None,
     ) -> list[torch.Tensor]: ...
     def profile(
-        self, inputs: Sequence[torch.Tensor], repeats: int, host: HostCode | None = None
+        self,
+        inputs: Sequence[torch.Tensor],
+        repeats: int,
+        host: HostCode | None = None,
+        exchange: Exchange | None = None,
     ) -> list[OpTime]: ...
     def stop(self) -> bool: ...
     @property

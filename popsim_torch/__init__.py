@@ -95,6 +95,7 @@ from popsim_torch.options.pipelining import (
     set_pipelining_options,
 )
 from popsim_torch.pipelining import pipeline
+from popsim_torch.processes.traffic import Traffic
 from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
@@ -198,6 +199,7 @@ __all__ = [
     "TensorDetails",
     "TensorLocationSettings",
     "TensorSummary",
+    "Traffic",
     "UnrecoverableError",
     "VariableRetrievalMode",
     "__version__",

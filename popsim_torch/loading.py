@@ -10,7 +10,6 @@ from popsim_torch.files.container import BadFileError
 from popsim_torch.files.executable import ExecutableFile
 from popsim_torch.files.settings import attach_when_loaded
 from popsim_torch.options import Options
-from popsim_torch.options.limits import check_limits
 
 __all__ = ["load"]
 
@@ -37,15 +36,14 @@ def load(
             changes of options that are not part of the program take effect, such as
             ``showCompilationProgressBar`` or ``connectionType``. Before the call, a
             ``connectionType`` of ``Never`` is set to ``Always``, and a machine to compile for is
-            removed. The environment sets the number of processes and the ID of this one: ``lambda
-            options: options.Distributed.disable()`` lets each process work by itself.
+            removed. The environment sets the number of processes and the ID of this one.
 
     Raises:
         UsageAssertionError: Another version of the package wrote the file, or it was written with
             ``export_model=False``.
-        Error: A launcher has started several processes; the file is damaged, or of another kind;
-            calls take or return values that a file cannot hold; or the program calls an operator
-            that a file may not call, such as one of your own.
+        Error: The program was compiled for another number of processes; the file is damaged, or of
+            another kind; calls take or return values that a file cannot hold; or the program calls
+            an operator that a file may not call, such as one of your own.
     """
     file = ExecutableFile(filename)
     model = file.model()
@@ -54,10 +52,9 @@ def load(
         raise BadFileError(filename, "its program and its optimizer do not belong together.")
     options = model.options
     attach_when_loaded(options)
-    options.Distributed._take_launched()
+    options.Distributed._read_environment()
     if edit_opts_fn is not None:
         edit_opts_fn(options)
-    check_limits(options)
     executor = PoplarExecutor(model.module, options, model.optimizer)
     executor._files.restore(filename, program, model)
     return executor

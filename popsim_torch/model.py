@@ -16,7 +16,6 @@ from popsim_torch.executor.base import HasForward
 from popsim_torch.executor.executor import PoplarExecutor
 from popsim_torch.executor.summary import ModelSummary
 from popsim_torch.options import Options
-from popsim_torch.options.limits import check_limits
 from popsim_torch.options.model_settings import add_settings
 
 __all__ = ["PoplarExecutor", "inferenceModel", "summary", "trainingModel"]
@@ -54,7 +53,6 @@ def _checked_options(
         raise Error(
             f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
         )
-    check_limits(options)
     options.freeze()
     options._take_anchors(_WRAPPED)
     own = options.clone()

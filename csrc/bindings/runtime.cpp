@@ -1,9 +1,12 @@
 #include "bindings/runtime.h"
 
+#include <optional>
+#include <tuple>
 #include <utility>
 
 #include "bindings/interpreter_lock.h"
 #include "bindings/python_code.h"
+#include "bindings/python_exchange.h"
 #include "bindings/signals.h"
 #include "runtime/executable.h"
 
@@ -18,6 +21,9 @@ using runtime::Company;
 using runtime::Executable;
 using runtime::Plan;
 using runtime::RunConfig;
+
+// The numbers of an exchange, and the function that adds them up.
+using GivenExchange = std::optional<std::tuple<at::Tensor, py::object>>;
 
 // The place of a tensor in the arena, and the steps of the program that use it.
 struct ArenaRange {
@@ -41,20 +47,26 @@ std::vector<ArenaRange> arena_ranges(const Plan& plan) {
 }
 
 // Runs a call that may take long, without the interpreter's lock. The program
-// may call the function, which may be None.
+// may call the function, which may be None, and exchange gradients.
 template <typename Call>
-auto supervised(const py::object& function, Call&& call) {
+auto supervised(const py::object& function, const GivenExchange& exchange,
+                Call&& call) {
   SignalOverseer overseer;
   PythonCode code(function);
+  std::optional<PythonExchange> peers;
+  if (exchange)
+    std::apply([&](auto&... parts) { peers.emplace(parts...); }, *exchange);
   try {
     auto result = [&] {
       const Unlocked unlocked;
-      return call(Company{&overseer, function.is_none() ? nullptr : &code});
+      return call(Company{&overseer, function.is_none() ? nullptr : &code,
+                          peers ? &*peers : nullptr});
     }();
     overseer.rethrow();
     return result;
   } catch (const ops::HostFailure&) {
     code.rethrow();
+    if (peers) peers->rethrow();
     throw;
   } catch (const runtime::Stopped&) {
     overseer.rethrow();
@@ -68,7 +80,8 @@ void bind_plan(py::module_& m) {
                        bool training, const std::string& schedule,
                        bool floating_point_checks, bool fed,
                        int32_t stage_threads, std::vector<int32_t> positions,
-                       int32_t replicas, runtime::Groups input_groups,
+                       int64_t num_processes, int64_t process, int32_t replicas,
+                       runtime::Groups input_groups,
                        std::map<TensorId, runtime::Groups> variable_groups) {
              return RunConfig{device_iterations,
                               gradient_accumulation,
@@ -78,6 +91,8 @@ void bind_plan(py::module_& m) {
                               fed,
                               stage_threads,
                               std::move(positions),
+                              num_processes,
+                              process,
                               {replicas, std::move(input_groups),
                                std::move(variable_groups)}};
            }),
@@ -86,6 +101,7 @@ void bind_plan(py::module_& m) {
            py::arg("floating_point_checks") = false, py::arg("fed") = false,
            py::arg("stage_threads") = 0,
            py::arg("positions") = std::vector<int32_t>(),
+           py::arg("num_processes") = 1, py::arg("process") = 0,
            py::arg("replicas") = 1, py::arg("input_groups") = runtime::Groups(),
            py::arg("variable_groups") = std::map<TensorId, runtime::Groups>());
   py::class_<ArenaRange>(m, "ArenaRange")
@@ -143,21 +159,24 @@ void bind_runtime(py::module_& m) {
       .def(
           "run",
           [](Executable& self, const std::vector<at::Tensor>& inputs,
-             const py::object& host) {
-            return supervised(host, [&](const Company& company) {
+             const py::object& host, const GivenExchange& exchange) {
+            return supervised(host, exchange, [&](const Company& company) {
               return self.run(inputs, company);
             });
           },
-          py::arg("inputs"), py::arg("host") = py::none())
+          py::arg("inputs"), py::arg("host") = py::none(),
+          py::arg("exchange") = py::none())
       .def(
           "profile",
           [](Executable& self, const std::vector<at::Tensor>& inputs,
-             int64_t repeats, const py::object& host) {
-            return supervised(host, [&](const Company& company) {
+             int64_t repeats, const py::object& host,
+             const GivenExchange& exchange) {
+            return supervised(host, exchange, [&](const Company& company) {
               return self.profile(inputs, repeats, company);
             });
           },
-          py::arg("inputs"), py::arg("repeats"), py::arg("host") = py::none())
+          py::arg("inputs"), py::arg("repeats"), py::arg("host") = py::none(),
+          py::arg("exchange") = py::none())
       .def("stop", &Executable::stop)
       .def_property_readonly("num_micro_batches",
                              &Executable::num_micro_batches)

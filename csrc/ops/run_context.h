@@ -14,6 +14,7 @@ class Tensor;
 
 namespace popsim::ops {
 
+class Exchange;
 class HostCode;
 
 // The numbers of iterations of one run.
@@ -102,6 +103,7 @@ class RunContext {
   std::span<Outlet* const> outlets;  // by queue that the program feeds
   Patience* patience = nullptr;      // for code that waits
   HostCode* host = nullptr;  // null if the program calls no code of the host
+  Exchange* exchange = nullptr;  // null if this process trains alone
   bool* ends = nullptr;  // set by an op that ends the run after this iteration
   LoopCounts loop;
   Cursor cursor;

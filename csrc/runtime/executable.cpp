@@ -224,7 +224,7 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   const std::vector<Listener*> listeners = this->listeners(stopwatch);
   const auto began = std::chrono::steady_clock::now();
   stage_.run({all_sources_, sinks_, all_feeds_, all_outlets_, seed_,
-              company.host, listeners, stop_});
+              company.host, company.exchange, listeners, stop_});
   called_ = called;
   began_ = began;
   ended_ = std::chrono::steady_clock::now();

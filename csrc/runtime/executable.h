@@ -31,6 +31,8 @@ struct Company {
   Overseer* overseer = nullptr;  // may be null
   // Null if the program calls no code of the host.
   ops::HostCode* host = nullptr;
+  // Null if this process trains alone.
+  ops::Exchange* exchange = nullptr;
 };
 
 // Where the values of an input come from.
@@ -108,8 +110,8 @@ class Executable {
 
   void set_seed(uint64_t seed);
   [[nodiscard]] uint64_t seed() const;
-  // Number of micro-batches begun so far; it is part of the key of random
-  // numbers.
+  // Number of micro-batches begun so far, in all processes; it is part of the
+  // key of random numbers.
   void set_step(int64_t step);
   [[nodiscard]] int64_t step() const;
 

@@ -123,6 +123,7 @@ void Lane::begin_run(const Call& call, int64_t iterations_before, bool* ended) {
   context_.seed = call.seed;
   context_.listeners = call.listeners;
   context_.host = call.host;
+  context_.exchange = call.exchange;
   context_.ends = ended;
   context_.iterations_before = iterations_before;
 }

@@ -30,6 +30,8 @@ struct Call {
   uint64_t seed = 0;
   // Null if the program calls no code of the host.
   ops::HostCode* host = nullptr;
+  // Null if this process trains alone.
+  ops::Exchange* exchange = nullptr;
   std::span<Listener* const> listeners;
   StopSign& stop;
 };

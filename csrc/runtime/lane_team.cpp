@@ -20,7 +20,7 @@ struct LaneTeam::Iteration {
   const Call& call;
   const Caller& caller;
   int64_t number;
-  int64_t first_step;
+  int64_t first_key;
   // No micro-batch from this one on begins.
   std::atomic<int64_t> limit = std::numeric_limits<int64_t>::max();
   // Everything is left as it is.
@@ -115,11 +115,11 @@ void LaneTeam::let_wait(size_t worker, ops::Patience* patience) {
 }
 
 LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
-                                int64_t first_step, const Caller& caller) {
+                                int64_t first_key, const Caller& caller) {
   Iteration shared{.call = call,
                    .caller = caller,
                    .number = iteration,
-                   .first_step = first_step};
+                   .first_key = first_key};
   progress_.reset();
   const int64_t share =
       std::max<int64_t>(1, threads::budget() / std::ssize(workers_));
@@ -250,7 +250,7 @@ bool LaneTeam::run_action(const Worker& worker, const Action& action,
       position.replica = r;
       lanes_[r][worker.lane]->run(
           iteration.call, action,
-          plan_.cursor(iteration.number, mb, iteration.first_step,
+          plan_.cursor(iteration.number, mb, iteration.first_key,
                        static_cast<int64_t>(r)),
           index);
     }

@@ -56,9 +56,10 @@ class LaneTeam {
     std::function<void(int64_t)> begins;
   };
   // Runs all actions but the update: of one device iteration of training, or of
-  // a whole run of inference.
+  // a whole run of inference. `first_key` is the key of the random numbers of
+  // its first micro-batch.
   [[nodiscard]] Outcome run(const Call& call, int64_t iteration,
-                            int64_t first_step, const Caller& caller);
+                            int64_t first_key, const Caller& caller);
 
  private:
   // The order of an action in the schedule.

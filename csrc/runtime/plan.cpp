@@ -27,6 +27,8 @@ bool changes_weights_in_backward(const graph::Graph& graph) {
 // order of the whole schedule.
 bool has_ops_in_order(const graph::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [&graph](const graph::Op& op) {
+    // The update runs on the thread of the caller anyway.
+    if (op.phase == graph::Phase::kUpdate) return false;
     const ops::OpDef& entry = ops::find_op(op.kind);
     const bool ends_when_told =
         op.kind == "loop" &&
@@ -84,6 +86,9 @@ Plan::Plan(graph::Graph graph, RunConfig config)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
+  check_internal(
+      config_.process >= 0 && config_.process < config_.num_processes,
+      "plan: process ", config_.process, " of ", config_.num_processes);
   // This check comes first: it makes sure that the number of stages is valid.
   graph::verify(graph_);
   const schedule::Config schedule{graph_.num_stages(),
@@ -129,10 +134,10 @@ Plan::Plan(graph::Graph graph, RunConfig config)
 }
 
 ops::Cursor Plan::cursor(int64_t iteration, int64_t micro_batch,
-                         int64_t first_step, int64_t replica) const {
+                         int64_t first_key, int64_t replica) const {
   return {.device_iteration = config_.training ? iteration : micro_batch,
           .accumulation_step = config_.training ? micro_batch : 0,
-          .step = (first_step + micro_batch) * config_.replicas.count + replica,
+          .step = first_key + micro_batch * num_copies() + replica,
           .replica = replica};
 }
 

@@ -30,6 +30,9 @@ struct RunConfig {
   int32_t stage_threads = 0;
   // The positions of the stages, as in schedule::Config.
   std::vector<int32_t> positions = {};
+  // The processes that run the program together, and the number of this one.
+  int64_t num_processes = 1;
+  int64_t process = 0;
   Replicas replicas;
 };
 
@@ -56,10 +59,19 @@ class Plan {
     return {config_.device_iterations, config_.gradient_accumulation,
             config_.replicas.count};
   }
+  // The number of replicas that train together, in all processes.
+  [[nodiscard]] int64_t num_copies() const {
+    return config_.num_processes * config_.replicas.count;
+  }
+  // The number of this process's first replica among them.
+  [[nodiscard]] int64_t first_copy() const {
+    return config_.process * config_.replicas.count;
+  }
   // The position of a replica in the loops, for a micro-batch of the iteration.
-  // `first_step` is the number of micro-batches begun before the iteration.
+  // `first_key` is the key of random numbers of the iteration's first
+  // micro-batch on the first replica.
   [[nodiscard]] ops::Cursor cursor(int64_t iteration, int64_t micro_batch,
-                                   int64_t first_step, int64_t replica) const;
+                                   int64_t first_key, int64_t replica) const;
   // Training repeats the schedule once per device iteration. Inference has no
   // update to wait for, so its schedule covers all device iterations.
   [[nodiscard]] const schedule::Schedule& schedule() const { return schedule_; }

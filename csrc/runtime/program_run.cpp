@@ -162,7 +162,7 @@ void ProgramRun::run_lanes(const Call& call, int64_t iteration,
           },
       .begins = [&](int64_t begun) { note(begun, begun - 1); }};
   const LaneTeam::Outcome outcome =
-      team_.run(call, iteration, first_step, caller);
+      team_.run(call, iteration, key(first_step), caller);
   step_ = first_step + outcome.num_begun;
   note(outcome.num_begun, outcome.last_micro_batch);
   if (outcome.error) std::rethrow_exception(outcome.error);
@@ -238,7 +238,7 @@ void ProgramRun::run_action(const Call& call, const Action& action,
     for (size_t r = 0; r < lanes_.size(); ++r) {
       lanes_[r][lane]->run(
           call, action,
-          plan_.cursor(iteration, mb, first_step, static_cast<int64_t>(r)),
+          plan_.cursor(iteration, mb, key(first_step), static_cast<int64_t>(r)),
           index);
     }
     release_inputs(call, action, index);
@@ -256,13 +256,10 @@ void ProgramRun::update(const Call& call, const Action& action,
   // It may read the inputs and the values of the last micro-batch.
   const int64_t accumulation = plan_.loop().gradient_accumulation;
   const int64_t index = (iteration + 1) * accumulation - 1;
-  const auto cursor = [&](size_t replica) {
-    ops::Cursor found =
-        plan_.cursor(iteration, accumulation - 1, step_ - accumulation,
-                     static_cast<int64_t>(replica));
-    // All replicas draw the same numbers for a value that they share.
-    found.step = step_ * std::ssize(lanes_) - 1;
-    return found;
+  // All replicas draw the same random numbers for a value that they share.
+  const auto cursor = [&](size_t replica) -> ops::Cursor {
+    return {iteration, accumulation - 1, step() - 1,
+            static_cast<int64_t>(replica)};
   };
   if (lanes_.size() == 1) {
     lanes_[0][0]->run(call, action, cursor(0), index);

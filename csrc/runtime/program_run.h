@@ -45,9 +45,13 @@ class ProgramRun {
   }
   // Notes that the host has written to the tensor.
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
-  // Number of micro-batches begun since the program was loaded.
-  [[nodiscard]] int64_t step() const { return step_; }
-  // The same, counting only those of runs; any thread may call it.
+  // Number of micro-batches begun, by all replicas in all processes; the random
+  // numbers of the next ones follow from it.
+  [[nodiscard]] int64_t step() const {
+    return first_key_ + step_ * plan_.num_copies();
+  }
+  // Number of micro-batches begun by runs of this process; any thread may call
+  // it.
   [[nodiscard]] int64_t num_begun() const {
     return num_begun_.load(std::memory_order_relaxed);
   }
@@ -56,7 +60,9 @@ class ProgramRun {
   [[nodiscard]] int64_t last_micro_batch() const {
     return last_micro_batch_.load(std::memory_order_relaxed);
   }
-  void set_step(int64_t step) { step_ = step; }
+  void set_step(int64_t step) {
+    first_key_ = step - step_ * plan_.num_copies();
+  }
   // Number of device iterations that runs have finished since the program was
   // loaded.
   [[nodiscard]] int64_t num_iterations() const { return num_iterations_; }
@@ -70,6 +76,12 @@ class ProgramRun {
   // Runs the update once for all replicas.
   void update(const Call& call, const schedule::Action& action,
               int64_t iteration);
+  // The key of the random numbers of a micro-batch, counted since the program
+  // was loaded, on the first replica: one replica with the micro-batches of
+  // all, in all processes, would give it the same one.
+  [[nodiscard]] int64_t key(int64_t step) const {
+    return first_key_ + step * plan_.num_copies() + plan_.first_copy();
+  }
   // Whether the run ends here. Only in inference, where an iteration is a
   // micro-batch.
   [[nodiscard]] bool ended(int64_t first_step) const {
@@ -100,7 +112,8 @@ class ProgramRun {
   std::vector<void* const*> pointers_;  // by replica
   LaneTeam team_;
   Checkpoint checkpoint_;
-  int64_t step_ = 0;
+  int64_t step_ = 0;  // micro-batches begun since the program was loaded
+  int64_t first_key_ = 0;
   int64_t num_iterations_ = 0;
   int64_t num_finished_ = 0;  // micro-batches finished in this device iteration
   std::atomic<int64_t> num_begun_ = 0;

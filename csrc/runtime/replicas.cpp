@@ -95,10 +95,16 @@ class Updaters {
  private:
   // The first replica of each group gets what all replicas of it have.
   Groups add_reduction(const Op& op) {
-    const auto& groups =
-        ops::OpCall(graph_, op).attribute<std::vector<int64_t>>("groups");
-    const Groups own(groups.begin(), groups.end());
-    for (const TensorId id : op.outputs) firsts(id) = firsts_of(own);
+    auto group = ops::OpCall(graph_, op)
+                     .attribute<std::vector<int64_t>>("groups")
+                     .begin();
+    for (const TensorId id : op.outputs) {
+      Groups own(together_.size());
+      for (int32_t& of_replica : own) {
+        of_replica = static_cast<int32_t>(*group++);
+      }
+      firsts(id) = firsts_of(own);
+    }
     return together_;
   }
 

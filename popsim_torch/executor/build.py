@@ -28,6 +28,8 @@ def build_executable(
     floating_point_checks: bool = False,
     fed: bool = False,
     positions: tuple[int, ...] = (),
+    process: int = 0,
+    num_processes: int = 1,
 ) -> _native.Executable:
     """Compile a program: prepare kernels, plan and allocate memory, write constants.
 
@@ -39,6 +41,8 @@ def build_executable(
         floating_point_checks: Whether a run ends at the first op whose arithmetic fails.
         fed: Whether inputs come from queues.
         positions: The position of each stage, see ``RunSettings``.
+        process: The number of this process among those that run the program together.
+        num_processes: The number of these processes.
 
     Raises:
         Error: An op cannot be prepared, or an op that runs at compile time fails.
@@ -53,6 +57,8 @@ def build_executable(
         fed,
         environment.stage_threads(),
         positions,
+        num_processes,
+        process,
         loop.replicas,
         loop.input_groups,
         {t.id: t.replica_groups for t in program.graph.tensors if t.replica_groups},

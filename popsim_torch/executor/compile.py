@@ -45,6 +45,7 @@ from popsim_torch.optim.captures import GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.options import Options
 from popsim_torch.options.back_end import check_back_end, check_loss_scale
+from popsim_torch.options.limits import num_replicas
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.synthetic_data import SyntheticData
@@ -170,6 +171,7 @@ def plan_updates(c: Compilation) -> None:
         captures,
         accumulation=c.interface.loop.gradient_accumulation,
         num_stages=c.stages.num_stages,
+        num_replicas=num_replicas(c.request.options),
     )
     c.gradients, captured = capture_gradients(captures, c.plan, traced, c.request.options)
     c.enqueues = {**traced.enqueues, **captured}
@@ -216,8 +218,7 @@ def fit_program(c: Compilation) -> None:
         compiled = _fit(c, c.found.anew(error))
     queues = c.request.queues(c.enqueues)
     if queues is not None:
-        loop = c.interface.loop
-        queues.connect(compiled.executable, len(c.interface.inputs), loop.replicas)
+        queues.connect(compiled.executable, len(c.interface.inputs), c.interface.loop)
     c.compiled = dataclasses.replace(
         compiled,
         host_code=HostCode(c.traced.host_calls) if c.traced.host_calls else None,
@@ -326,7 +327,18 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.stages.positions,
     )
     arguments, outputs = c.interface.arguments, c.traced.outputs
-    return fit_to_host(program, run, arguments, outputs, c.plan, c.log, fed=c.request.fed)
+    distributed = c.request.options.Distributed
+    return fit_to_host(
+        program,
+        run,
+        arguments,
+        outputs,
+        c.plan,
+        c.log,
+        fed=c.request.fed,
+        process=distributed.processId,
+        num_processes=distributed.numProcesses,
+    )
 
 
 def fit_to_host(
@@ -338,6 +350,8 @@ def fit_to_host(
     log: CompileLog,
     *,
     fed: bool = False,
+    process: int = 0,
+    num_processes: int = 1,
 ) -> CompiledModel:
     """Fit a complete program to this machine, and build the executable.
 
@@ -349,6 +363,8 @@ def fit_to_host(
         plan: The optimizer's updates; None for inference.
         log: Records each step.
         fed: Whether inputs come from queues.
+        process: The number of this process among those that run the program together.
+        num_processes: The number of these processes.
 
     Raises:
         Error: An op cannot be prepared.
@@ -367,6 +383,8 @@ def fit_to_host(
         floating_point_checks=run.floating_point_checks,
         fed=fed,
         positions=run.positions,
+        process=process,
+        num_processes=num_processes,
     )
     log.note("build", f"{executable.plan.arena_bytes} bytes", lambda: executable_text(executable))
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))

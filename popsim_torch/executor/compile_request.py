@@ -197,4 +197,5 @@ class DeviceLoopRequest(CompileRequest):
 
     def queues(self, enqueues: Mapping[int, Enqueue]) -> Queues | None:
         """Return the queues that the body feeds, and the queues that feed the body."""
-        return Queues(enqueues, self.infeeds, self.places, self.iterations)
+        elements = None if self.iterations is None else self.iterations * self.counts.num_inputs
+        return Queues(enqueues, self.infeeds, self.places, elements)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -18,10 +18,13 @@ from popsim_torch.executor.compile_request import CompileRequest
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
+from popsim_torch.executor.joining import check_replicas, join, share_random_state
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.options import Options
 from popsim_torch.private_torch.optimizers import note_step
+from popsim_torch.processes.exchange import ExchangeParts
+from popsim_torch.processes.traffic import Traffic
 from popsim_torch.profiling import Channel
 
 __all__ = ["DeviceProgram"]
@@ -61,6 +64,9 @@ class DeviceProgram:
         fitted_anchors: What ``fit`` or a similar call recorded for the same executor, if that call
             was the last one to run.
         optimizers: The optimizers whose updates are part of the program.
+        carried: Names of the buffers that hold a loop's carried values.
+        exchange: What a run needs to exchange gradients with other processes; None if the program
+            trains alone.
         warned: The warnings that were already given for this program and earlier ones.
         replica_groups: The group of each replica, by the name of the parameter that has a value for
             each group.
@@ -81,6 +87,9 @@ class DeviceProgram:
         self.last_complete_run = 0
         self.fitted_anchors: Mapping[str, torch.Tensor] | None = None
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
+        self.carried: Collection[str] = ()
+        self.exchange: ExchangeParts | None = None
+        self._traffic = Traffic()  # of earlier exchanges
         self.warned: set[str] = set()
         self.replica_groups: dict[str, tuple[int, ...]] = {}
         self._fixed = fixed
@@ -141,12 +150,12 @@ class DeviceProgram:
         self.connection.attach_compiled(compiled.run.num_ipus)
         try:
             if self.connection.attached:
-                self.weights.let_trainers_catch_up()
-                state.upload_weights()
+                self._upload(compiled, state)
             state.initialise_optimizer()
             link(state)
+            self._share(compiled, state)
         except BaseException:
-            self.connection.detach()
+            self._leave(state)
             raise
         # If a line before this one fails, nothing has changed.
         self.compiled, self.state = compiled, state
@@ -166,10 +175,10 @@ class DeviceProgram:
         assert compiled is not None and state is not None
         self.connection.attach(compiled.run.num_ipus)
         try:
-            self.weights.let_trainers_catch_up()
-            state.upload_weights()
+            self._upload(compiled, state)
+            self._share(compiled, state)
         except BaseException:
-            self.connection.detach()
+            self._leave(state)
             raise
         self.ready = compiled
         return compiled
@@ -177,6 +186,40 @@ class DeviceProgram:
     def detach(self) -> None:
         """Release the device; the program stays, and keeps all variables except the weights."""
         self.ready = None
+        self._leave(self.state)
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has been exchanged with other processes so far."""
+        exchange = None if self.state is None else self.state.exchange
+        return self._traffic if exchange is None else exchange.traffic
+
+    def _upload(self, compiled: CompiledModel, state: DeviceState) -> None:
+        """Upload the host's weights; those of process 0 if several processes train them."""
+        check_replicas(compiled, self.options)
+        self.weights.let_trainers_catch_up()
+        exchange = join(compiled, self.options, state)
+        if exchange is not None:
+            state.share_weights(exchange, self.carried)
+        state.upload_weights()
+        if exchange is not None:
+            exchange.traffic = self._traffic
+            state.exchange = exchange
+
+    def _share(self, compiled: CompiledModel, state: DeviceState) -> None:
+        """Continue with the optimizer's state and the seed of process 0."""
+        if state.exchange is not None:
+            state.share_states(state.exchange)
+            share_random_state(state.exchange, compiled)
+            self.exchange = state.exchange.parts
+
+    def _leave(self, state: DeviceState | None) -> None:
+        """Release the device, and leave the other processes."""
+        if state is not None and state.exchange is not None:
+            state.exchange.peers.close()
+            self._traffic = state.exchange.traffic
+            state.exchange = None
+        self.exchange = None
         self.connection.detach()
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -195,10 +238,12 @@ class DeviceProgram:
         compiled = self.compiled
         assert compiled is not None
         if compiled.queues is not None or self.channel.is_shown:
-            return self.use(lambda: compiled.executable.run(inputs, compiled.host_code))
+            return self.use(
+                lambda: compiled.executable.run(inputs, compiled.host_code, self.exchange)
+            )
         # The fast path of most calls: do not add work here.
         try:
-            results = compiled.executable.run(inputs, compiled.host_code)
+            results = compiled.executable.run(inputs, compiled.host_code, self.exchange)
         except _native.ERRORS as error:
             raise _native.translated(error) from error
         self._note_run(compiled)
@@ -267,11 +312,11 @@ class DeviceProgram:
         """Release program and device; the caller has already fetched what it needs."""
         if self._report is not None:
             self._report()
+        self._leave(self.state)
         self.compiled = self.state = self.ready = self._report = None
         self.options._take_anchors()
         self.last_complete_run = 0
         self.weights.detach()
-        self.connection.detach()
         if self._wrapping is not None:
             self._wrapping.undo()
             self._wrapping = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
 from popsim_torch.ir import names
 from popsim_torch.optim.plan import OptimizerPlan, State
+from popsim_torch.processes.exchange import GradientExchange, bytes_of
 
 
 class DeviceState:
@@ -24,9 +25,14 @@ class DeviceState:
         compiled: The program with the variables of the device.
         fixed: Whether the host's tensors stay the same objects, even if the module has other
             tensors under their names later.
+
+    Attributes:
+        exchange: The exchange with the other processes that train the program; None if there are
+            none. It is told what the host writes.
     """
 
     def __init__(self, module: nn.Module, compiled: CompiledModel, *, fixed: bool = False) -> None:
+        self.exchange: GradientExchange | None = None
         self._executable = compiled.executable
         self._program = compiled.program
         self._plan = compiled.plan
@@ -37,6 +43,8 @@ class DeviceState:
         # The number of times that the optimizer has written.
         self._num_writes = 0
         # The optimizer's states, and the version at which they were read.
+        # The text of the hyper-parameters of a plan.
+        self._text: tuple[OptimizerPlan, str] | None = None
         self._state_copy: tuple[tuple[int, int], dict[str, torch.Tensor]] | None = None
         self._variables = {**compiled.program.parameters, **compiled.program.buffers}
         tensors = compiled.program.graph.tensors
@@ -64,7 +72,58 @@ class DeviceState:
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(self._variables)
             self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
+            # Buffers that forward changes are those of this process alone.
+            own = self._program.parameters.keys() - set(self._program.changed_state)
+            self._note({n: host for n, host in hosts.items() if n in own})
         self._runs_in_common = num_runs
+
+    def share_weights(self, exchange: GradientExchange, without: Iterable[str]) -> None:
+        """Give the host's tensors the values of process 0.
+
+        Args:
+            exchange: The exchange with the other processes.
+            without: The names of tensors that each process keeps.
+
+        Raises:
+            Error: They are not those that the model was compiled with, or a process does not take
+                part.
+        """
+        with host_weights.without_sync(), torch.no_grad():
+            hosts = list(self._host.find(self._variables.keys() - set(without)).values())
+            values = _shared(exchange, hosts, "Sharing the weights")
+            for host, value in zip(hosts, values, strict=True):
+                host.copy_(value)
+
+    def share_states(self, exchange: GradientExchange) -> None:
+        """Give the states of the optimizer the values of process 0.
+
+        Raises:
+            Error: A process does not take part.
+        """
+        states = self._read(self._program.states)
+        values = _shared(exchange, list(states.values()), "Sharing the optimizer's state")
+        with _native.translated_errors():
+            self._executable.write_all(
+                dict(zip(self._program.states.values(), values, strict=True))
+            )
+        self._num_writes += 1
+
+    def hyper_parameter_text(self) -> str:
+        """Return the present values of the optimizer; equal if and only if all values are."""
+        plan = self._plan
+        if plan is None:
+            return ""
+        if self._text is None or self._text[0] is not plan:
+            groups = [{n: h.value for n, h in values.items()} for values in plan.group_values]
+            defaults = {n: h.value for n, h in plan.defaults.items()}
+            scale = plan.loss_scaling.value
+            self._text = plan, f"groups {groups}, defaults {defaults}, loss scaling {scale}"
+        return self._text[1]
+
+    def _note(self, values: Mapping[str, torch.Tensor]) -> None:
+        """Tell the other processes, at the next exchange, what was written."""
+        if self.exchange is not None:
+            self.exchange.note(dict(sorted(values.items())))
 
     def upload_buffers(self, names: Iterable[str]) -> None:
         """Copy the named buffers to the device; ignore those that the program does not use.
@@ -159,6 +218,7 @@ class DeviceState:
         if taken:
             with _native.translated_errors():
                 self._executable.write_all(taken)
+            self._note({str(variable): value for variable, value in taken.items()})
             self._num_writes += 1
 
     def _states_of(self, parameter: str) -> tuple[State, ...]:
@@ -247,6 +307,7 @@ class DeviceState:
         self.log_optimizer_upload()
         with _native.translated_errors():
             self._executable.write_all({known[name]: value for name, value in taken.items()})
+        self._note(taken)
         self._num_writes += 1
 
     def log_optimizer_upload(self) -> None:
@@ -261,6 +322,22 @@ class DeviceState:
 
     def _write_scalar(self, name: str, value: float) -> None:
         self._executable.write(self._program.scalars[name], torch.tensor(value, device="cpu"))
+
+
+def _shared(
+    exchange: GradientExchange, tensors: Sequence[torch.Tensor], what: str
+) -> list[torch.Tensor]:
+    """Return the tensors of process 0, which has tensors of the same types and shapes."""
+    if not tensors:
+        return []
+    whole = torch.cat([bytes_of(tensor) for tensor in tensors])
+    exchange.peers.broadcast(whole, what)
+    parts = torch.split(whole, [tensor.numel() * tensor.element_size() for tensor in tensors])
+    # A part of other numbers may begin anywhere.
+    return [
+        part.clone().view(tensor.dtype).reshape(tensor.shape)
+        for part, tensor in zip(parts, tensors, strict=True)
+    ]
 
 
 def _log_lines(lines: Iterable[str]) -> None:

@@ -112,6 +112,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     compilationTime = exposed("_timing", Timing.compilationTime)
     cycleCount = exposed("_timing", Timing.cycleCount)
     getPerfCounters = exposed("_timing", Timing.getPerfCounters)
+    traffic = exposed("_timing", Timing.traffic)
     getLatency = exposed("_timing", Timing.getLatency)
     getHostIpuLatency = exposed("_timing", Timing.getHostIpuLatency)
     getComputeLatency = exposed("_timing", Timing.getComputeLatency)
@@ -317,7 +318,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         """
         compiled, given = self._prepare_call(args, kwargs)
         inputs = self._device_inputs(compiled, given)
-        return self._device.use(lambda: profile(compiled, inputs, repeats))
+        return self._device.use(lambda: profile(compiled, inputs, repeats, self._device.exchange))
 
     def summary(
         self, *args: Any, depth: int | None = None, width: int | None = None, **kwargs: Any

@@ -167,7 +167,8 @@ class Files:
         self._use.settings = model.settings
         if model.rng_state is not None:
             self._random.start = model.rng_state
-        self._life.take(saving.build_stored(path, program, self._device.warned))
-        state = self._device.state
+        device = self._device
+        self._life.take(saving.build_stored(path, program, device.options, device.warned))
+        state = device.state
         if state is not None and state.plan is not None:
             state.write_state(model.states)

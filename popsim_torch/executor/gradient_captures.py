@@ -14,6 +14,7 @@ from popsim_torch.ir import names
 from popsim_torch.optim.captures import GradientCapture, GradientEnqueue, unwrapped
 from popsim_torch.optim.plan import OptimizerPlan, ParameterUpdate
 from popsim_torch.options import Options
+from popsim_torch.options.limits import num_replicas
 from popsim_torch.trace import TraceResult
 from popsim_torch.trace.graph.enqueues import Enqueue
 
@@ -82,7 +83,7 @@ def _enqueue_of(
     number: int,
 ) -> tuple[GradientEnqueue, Enqueue] | None:
     """Return how the update and the executor enqueue; None if the queue takes nothing."""
-    micro_batches = options.Training.gradient_accumulation
+    micro_batches = options.Training.gradient_accumulation * num_replicas(options)
     dtypes = {
         update.parameter: _dtype(update, parameters, capture.mode, micro_batches)
         for update in reversed(plan.updates)

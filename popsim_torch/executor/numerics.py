@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from popsim_torch.errors import Error
 from popsim_torch.optim.loss_scale import LossScaleRule
 from popsim_torch.options import Options
+from popsim_torch.options.limits import num_replicas
 from popsim_torch.passes.synthetic_data import SyntheticData
 
 
@@ -76,5 +77,5 @@ def _loss_scale_rule(options: Options) -> LossScaleRule | None:
         edge=number("binEdgeLocation", default.edge, 0.0, 1.0),
         share=number("thresholdUpperCountProportion", default.share, 0.0, 1.0),
         period=int(number("updatePeriod", default.period, 1, 2**20)),
-        micro_batches=options.Training.gradient_accumulation,
+        micro_batches=options.Training.gradient_accumulation * num_replicas(options),
     )

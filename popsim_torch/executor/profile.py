@@ -11,6 +11,7 @@ import torch
 
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.ir import Op, Phase
+from popsim_torch.processes.exchange import ExchangeParts
 from popsim_torch.tables import Described, terminal_width
 
 _MAX_ROWS = 30
@@ -166,13 +167,19 @@ def _as_tree(names: Iterable[str]) -> list[str]:
     return sorted(place, key=path)
 
 
-def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -> Profile:
+def profile(
+    compiled: CompiledModel,
+    inputs: list[torch.Tensor],
+    repeats: int,
+    exchange: ExchangeParts | None = None,
+) -> Profile:
     """Run a program several times and return the time of each op.
 
     Args:
         compiled: The model.
         inputs: The inputs of the program.
         repeats: Number of calls; each one is a normal call.
+        exchange: As for a run.
     """
     ops, labels = compiled.host_program.graph.ops, _Labels(compiled)
     return Profile(
@@ -188,7 +195,7 @@ def profile(compiled: CompiledModel, inputs: list[torch.Tensor], repeats: int) -
                 seconds=time.seconds,
                 layer=labels.layer(ops[time.op]),
             )
-            for time in compiled.executable.profile(inputs, repeats, compiled.host_code)
+            for time in compiled.executable.profile(inputs, repeats, compiled.host_code, exchange)
         ]
     )
 

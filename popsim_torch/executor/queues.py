@@ -9,6 +9,7 @@ from popsim_torch import _native
 from popsim_torch.errors import Error
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.runs import ProgramQueue, Running
+from popsim_torch.ir import LoopCounts
 from popsim_torch.trace.graph.enqueues import Enqueue
 
 
@@ -56,31 +57,31 @@ class Queues:
         """The queues that the program feeds."""
         return [enqueue.queue for enqueue in self._enqueues.values()]
 
-    def connect(self, executable: _native.Executable, num_inputs: int, replicas: int) -> None:
+    def connect(self, executable: _native.Executable, num_inputs: int, loop: LoopCounts) -> None:
         """Connect a program that has been compiled.
 
         Args:
             executable: The program.
             num_inputs: The number of its inputs.
-            replicas: The number of its replicas; each element has the tensors of all of them, along
-                a first axis if there are several.
+            loop: Says how many replicas it has; an element that it enqueues has the tensors of all
+                of them, along a first axis if there are several.
 
         Raises:
             Error: A queue already has elements of another structure or shape, or is for another
                 number of replicas.
         """
-        axis = (replicas,) if replicas > 1 else ()
+        axis = (loop.replicas,) if loop.replicas > 1 else ()
         outlets = [
             enqueue.queue._attach(
                 enqueue.structure,
                 [(dtype, (*axis, *shape)) for dtype, shape in enqueue.components],
                 enqueue.source,
-                replicas=replicas,
+                replicas=loop.replicas,
             )
             for enqueue in self._enqueues.values()
         ]
         for infeed in self._infeeds:
-            infeed._native.ensure_depth(executable.plan.max_in_flight)
+            infeed._native.ensure_depth(executable.plan.max_in_flight * loop.num_inputs)
         inlets = [infeed._native for infeed in self._infeeds]
         places = list(self._places) or [_native.InputPlace()] * num_inputs
         with _native.translated_errors():

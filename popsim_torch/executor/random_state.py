@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 
+import torch
+
 from popsim_torch import _native, logs
 from popsim_torch.errors import Error
 from popsim_torch.executor.device_program import DeviceProgram
@@ -58,6 +60,10 @@ class RandomState:
             )
         with _native.translated_errors():
             executable.seed, executable.step = numbers
+        device = self._device.state
+        if device is not None and device.exchange is not None:
+            parts = [number >> shift & 0xFFFFFFFF for number in numbers for shift in (0, 32)]
+            device.exchange.note({"rng_state": torch.tensor(parts, device="cpu")})
 
     def log(self, *, leaving: bool) -> None:
         """Log the parts of the state that go to the device or come from it."""

@@ -107,13 +107,14 @@ def pack_model(
 
 
 def build_stored(
-    path: str | os.PathLike[str], stored: StoredProgram, warned: set[str]
+    path: str | os.PathLike[str], stored: StoredProgram, options: Options, warned: set[str]
 ) -> CompiledModel:
     """Fit the program of a file to this machine.
 
     Args:
         path: The path of the file, for messages.
         stored: The program of the file.
+        options: The options of the executor.
         warned: The warnings that were already given for the executor.
 
     Raises:
@@ -128,6 +129,8 @@ def build_stored(
                 stored.outputs,
                 stored.plan,
                 CompileLog(Dump.from_environment("loaded")),
+                process=options.Distributed.processId,
+                num_processes=options.Distributed.numProcesses,
             )
     except Exception as error:  # a program from a file may contain errors that no check finds
         if isinstance(error, Error) and not isinstance(error, InternalError):
@@ -171,7 +174,7 @@ def program_of_file(
                 path,
                 f"the file's program uses '{name}' of shape {shape}; this model does not have it.",
             )
-    compiled = build_stored(path, stored, warned)
+    compiled = build_stored(path, stored, options, warned)
     if stored.plan is None or settings is None:
         return compiled
     trained = [update.parameter for update in stored.plan.updates]

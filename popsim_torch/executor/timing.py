@@ -16,6 +16,7 @@ from popsim_torch.executor.counters import (
 )
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.interface import loop_counts
+from popsim_torch.processes.traffic import Traffic
 
 __all__ = ["Timing"]
 
@@ -49,6 +50,13 @@ class Timing:
                 "Options.showCompilationProgressBar(False)."
             )
         return compiled.duration
+
+    def traffic(self) -> Traffic:
+        """Return what has been exchanged with the other processes that train the model.
+
+        A model that one process trains exchanges nothing.
+        """
+        return self._device.traffic
 
     def cycleCount(self) -> int:
         """Return how many cycles of the IPU's clock the last call took.

@@ -15,6 +15,7 @@ from popsim_torch.optim.captures import GradientCapture
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
 from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
+from popsim_torch.options.limits import num_replicas
 from popsim_torch.trace import TraceResult
 
 __all__ = ["check_steps", "device_loop_plan", "lacks_running_mean", "make_plan"]
@@ -59,6 +60,8 @@ def make_plan(
         {name: parameters[name] for name in trained},
         all_parameters=parameters,
         gradient_accumulation=training.gradient_accumulation,
+        replicas=num_replicas(options),
+        replicas_here=options.replication_factor,
         reduction=ReductionType(training.accumulation_and_replication_reduction_type),
         running_mean=training.meanAccumulationAndReplicationReductionStrategy
         == MeanReductionStrategy.Running,
@@ -124,6 +127,7 @@ def check_steps(
     *,
     accumulation: int,
     num_stages: int,
+    num_replicas: int = 1,
 ) -> None:
     """Refuse settings that do not allow a change of weights inside an iteration.
 
@@ -133,6 +137,7 @@ def check_steps(
         captures: The gradients that go into queues.
         accumulation: Number of iterations per weight update.
         num_stages: Pipeline stages (count).
+        num_replicas: Replicas that train together, in all processes (count).
 
     Raises:
         Error: A setting does not allow it; the message says why the weights change there.
@@ -153,6 +158,12 @@ def check_steps(
             f"{begin} {first.why_at_once}. With {num_stages} pipeline stages weights change only "
             "at the end of an iteration, when all stages have finished it. Do that before step(), "
             "or put the body on one stage."
+        )
+    if num_replicas > 1:
+        raise Error(
+            f"{begin} {first.why_at_once}. With {num_replicas} replicas, in all processes, weights "
+            "change only at the end of an iteration, by the gradients of all replicas. Do that "
+            "before step(), or call options.Distributed.disable() to train in each process alone."
         )
     if plan is not None and plan.loss_scale_rule is not None:
         raise Error(

@@ -107,6 +107,11 @@ def final_reduced_gradient(parameter: str) -> str:
     return f"FinalReducedGradient{_SEPARATOR}{parameter}"
 
 
+def reduced_gradient(parameter: str) -> str:
+    """Return the name of a gradient after accumulation, added up over all replicas."""
+    return f"{parameter}_reducedGrad"
+
+
 def nesterov_gradient(parameter: str) -> str:
     """Return the name of the step of Nesterov momentum, before the learning rate."""
     return f"{parameter}_nesterovGrad"

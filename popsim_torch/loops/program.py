@@ -74,6 +74,7 @@ class DeviceLoopProgram:
         if options.exists("random_seed"):
             seed = int(options.random_seed)
         self._optimizers = self._device.optimizers = compiled.optimizers
+        self._device.carried = self._body.carried_names
         self._device.take(compiled, (seed & MAX_SEED, 0), self._link)
         self._values = OptimizerValues(self._optimizers)
         self._has_new_values = False
@@ -162,7 +163,7 @@ class DeviceLoopProgram:
             if values:
                 executable.write_all(values)
             with self._starvation.watched():
-                executable.run(inputs, compiled.host_code)
+                executable.run(inputs, compiled.host_code, self._device.exchange)
         except _native.ERRORS as error:
             if executable.num_runs == runs or was_stopped(str(error)):
                 raise

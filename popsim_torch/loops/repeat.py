@@ -27,7 +27,7 @@ from popsim_torch.loops.settings import DeviceLoopPlan, DeviceLoopSettings, Othe
 from popsim_torch.ops import op_listener
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 from popsim_torch.options import Options
-from popsim_torch.options.limits import check_limits
+from popsim_torch.options.limits import check_one_replica
 from popsim_torch.private_torch.modes import without_function_modes
 from popsim_torch.profiling import Channel
 from popsim_torch.trace.books.device_loop import DeviceLoopBody, DeviceLoopOptimizers, UnknownObject
@@ -188,7 +188,8 @@ class LoopCall:
             )
         if iterations == 0:
             return self.results(owner.run(_without_an_iteration, self.carried, []))
-        check_limits(owner.options)
+        if self.carried or condition is not None:
+            check_one_replica(owner.options, self.function)
         with without_function_modes():
             found = reach(one for one in (self.body, condition) if one is not None)
             for module in owner.reach.queues:

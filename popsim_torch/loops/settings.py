@@ -17,6 +17,7 @@ from torch import nn
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.executor.reach import Reach
+from popsim_torch.executor.replicas import input_groups
 from popsim_torch.ir import LoopCounts
 from popsim_torch.ops import op_listener
 from popsim_torch.options import Options, own_dtype
@@ -122,9 +123,10 @@ class DeviceLoopSettings:
         own.Training.gradientAccumulation(count)
         own.outputMode(OutputMode.Final)
         values = {name: change.value for name, (_, change) in changes.items()}
-        return DeviceLoopPlan(
-            use, own.freeze(), LoopCounts(self.iterations // count, count), values
+        counts = LoopCounts(
+            self.iterations // count, count, own.replication_factor, input_groups(own)
         )
+        return DeviceLoopPlan(use, own.freeze(), counts, values)
 
     def guess(self, found: Reach) -> DeviceLoopPlan:
         """Return a plan for all objects in reach of the body; if there is none, for no objects."""

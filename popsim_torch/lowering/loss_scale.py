@@ -34,6 +34,11 @@ class LossScaleLowering:
         self._num_elements = 0
         self._followed: dict[tuple[str, Phase, int], Tensor] = {}
 
+    @property
+    def counts(self) -> list[Tensor]:
+        """The numbers of elements that were too large, for each gradient."""
+        return self._counts
+
     def final_scale(self, scale: Tensor, stage: int) -> Tensor:
         """Return the scale of a backward pass.
 

@@ -99,6 +99,8 @@ class UpdateLowering:
                 self._loss_scale.observe(gradient, names.gradient(update.parameter))
             for accumulation in update.accumulations:
                 self._accumulate(update.parameter, accumulation)
+        if plan.replicas > 1:
+            self._reduce(plan, at_end)
         updates = {update.parameter: update for update in plan.updates}
         queues = GradientQueues(
             self._builder, self._gradients, lambda name: self._accumulator_of(updates[name])
@@ -130,6 +132,26 @@ class UpdateLowering:
             dict(accumulation.attributes),
             place=place,
             after=gradient if step is None else None,
+        )
+
+    def _reduce(self, plan: OptimizerPlan, updates: Sequence[ParameterUpdate]) -> None:
+        """Add up the accumulators of all replicas, before anything reads them."""
+        totals = {names.reduced_gradient(u.parameter): self._accumulator_of(u) for u in updates}
+        if self._loss_scale is not None:
+            totals |= {names.updated(count.name): count for count in self._loss_scale.counts}
+        found = {name: total for name, total in totals.items() if total is not None}
+        if not found:
+            return
+        here = plan.replicas_here
+        groups = [
+            group for total in found.values() for group in total.replica_groups or (0,) * here
+        ]
+        self._builder.op(
+            "all_reduce",
+            list(found.values()),
+            [self._whole(total, name) for name, total in found.items()],
+            {"parameters": len(found), "groups": groups},
+            place=replace(_AT_END, name="all_reduce"),
         )
 
     def _gradient_norm(

@@ -66,7 +66,7 @@ class GradientEnqueue:
         mode: Which gradients are enqueued.
         parameters: The parameters, in the order of the element's tensors.
         dtypes: The dtypes of the element's tensors.
-        micro_batches: The number of micro-batches per weight update.
+        micro_batches: The number of micro-batches per weight update, in all replicas.
         divisor: The divisor of accumulated gradients: 1 for their sum.
     """
 

@@ -20,7 +20,7 @@ class LossScaleRule:
             share of 65504, the largest number of float16.
         share: The factor is halved if a larger share of the values is too large, and doubled
             otherwise.
-        micro_batches: The number of micro-batches of an update.
+        micro_batches: The number of micro-batches of an update, in all replicas.
         period: The number of updates from one change of the factor to the next.
         largest_scale: The factor is not doubled if the optimizer's scale times the factor would
             exceed this.

@@ -5,11 +5,14 @@ An ``OptimizerPlan`` becomes ir as follows, for every ``ParameterUpdate`` ``u`` 
 1. Every micro-batch (backward phase), for every ``a`` in ``u.accumulations``: op ``a.kind`` with
    inputs ``[Gradient___w, a.state, *a.scalars]`` and one output, a view of the whole of
    ``a.state`` named ``a.output``.
-2. Once, after all micro-batches (update phase), when ``plan.max_grad_norm`` is not None: op
+2. Once, after all micro-batches (update phase), when ``plan.replicas`` is above 1: op
+   ``all_reduce`` with all accumulators as inputs, and a view of each, ``w_reducedGrad``, as its
+   outputs. It adds up the accumulators of all replicas, in all processes.
+3. Once (update phase), when ``plan.max_grad_norm`` is not None: op
    ``gradient_norm`` with inputs ``[*gradients, plan.loss_scaling]``, where the gradients are the
    second inputs of all update ops, the attributes ``plan.norm_attributes``, and one float32 output
    of shape ``()``, ``GlobalNorm___0``.
-3. Once (update phase): op ``u.kind`` with inputs ``[w, gradient, *u.states, *u.scalars]``,
+4. Once (update phase): op ``u.kind`` with inputs ``[w, gradient, *u.states, *u.scalars]``,
    followed by the output of ``gradient_norm`` when ``u.clipped``. ``u.gradient`` chooses
    ``gradient``: the gradient itself, the accumulator, or nothing (an empty input slot). Outputs: a
    view of the whole of ``w`` named ``u.updated_name``, then one view per state, in the order of
@@ -257,6 +260,8 @@ class OptimizerPlan:
         modes: The properties that cannot change after compilation, by their names in error messages
             (a plural).
         loss_scale_rule: How the device adapts the loss scale by itself; None if it does not.
+        replicas: Replicas whose gradients are added up before the updates, in all processes.
+        replicas_here: Those of one process.
         description: The log lines that describe the optimizer.
     """
 
@@ -270,6 +275,8 @@ class OptimizerPlan:
     group_values: tuple[Mapping[str, HyperParameter], ...]
     modes: Mapping[str, object]
     loss_scale_rule: LossScaleRule | None = None
+    replicas: int = 1
+    replicas_here: int = 1
     description: tuple[str, ...] = ()
 
     def scalars(self) -> dict[str, Scalar]:

@@ -104,6 +104,8 @@ def plan_updates(
     parameters: Mapping[str, torch.nn.Parameter],
     *,
     gradient_accumulation: int = 1,
+    replicas: int = 1,
+    replicas_here: int = 1,
     reduction: ReductionType = ReductionType.Mean,
     running_mean: bool = False,
     relax_checks: bool = False,
@@ -122,8 +124,10 @@ def plan_updates(
         optimizer: An optimizer, or the result of ``read_optimizer`` for one.
         parameters: The parameters that have a gradient, by canonical name; the optimizer's groups
             are found by the identity of these objects.
-        gradient_accumulation: Micro-batches per weight update.
-        reduction: Sum or mean over micro-batches.
+        gradient_accumulation: Micro-batches per weight update, in each replica.
+        replicas: Replicas that train together, in all processes.
+        replicas_here: Those of one process.
+        reduction: Sum or mean over the micro-batches of all replicas.
         running_mean: Whether accumulators hold the mean so far (strategy Running); only with Mean.
         relax_checks: As in ``read_optimizer``.
         accumulator_dtype: The dtype of each parameter's accumulator; None, for all or for one,
@@ -144,7 +148,7 @@ def plan_updates(
     rule = settings.rule
     mean = reduction == ReductionType.Mean
     mode = AccumulationMode(
-        gradient_accumulation, mean, running_mean and mean and not rule.combined
+        gradient_accumulation, mean, running_mean and mean and not rule.combined, replicas
     )
     _check_range(settings)
     known = {**(all_parameters or {}), **parameters}
@@ -184,6 +188,8 @@ def plan_updates(
         group_values=tuple(group.values for group in settings.groups),
         modes=_modes(rule),
         loss_scale_rule=loss_scale_rule,
+        replicas=replicas,
+        replicas_here=replicas_here,
         description=tuple(describe(settings, groups)),
     )
 

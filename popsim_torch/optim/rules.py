@@ -64,24 +64,28 @@ class AccumulationMode:
     """The number of gradients that an update combines, and how it does so.
 
     Attributes:
-        steps: The number of micro-batches per weight update.
+        steps: The number of micro-batches per weight update, in each replica.
         mean: Whether to average the gradients; otherwise they are added up.
         running: With ``mean``: accumulators hold the mean so far, instead of a sum.
+        replicas: The number of replicas whose accumulators are added up before the update.
     """
 
     steps: int = 1
     mean: bool = True
     running: bool = False
+    replicas: int = 1
 
     @property
     def needed(self) -> bool:
         """Whether more than one gradient is combined."""
-        return self.steps > 1
+        return self.steps * self.replicas > 1
 
     @property
     def divisor(self) -> int:
-        """The divisor of the accumulated gradient in the update (``af``)."""
-        return self.steps if self.mean and not self.running else 1
+        """The divisor of the accumulated gradient in the update (``af * rf``)."""
+        if not self.mean:
+            return 1
+        return self.replicas if self.running else self.steps * self.replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,11 +294,11 @@ def _nesterov_terms(target: Target) -> tuple[Term, ...]:
 def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
     """Return SGD whose velocity is also the accumulator.
 
-    Clipping and Nesterov momentum need the whole gradient separately. With them it has its own
-    accumulator, and the update op adds it to the velocity.
+    Clipping, Nesterov momentum and replicas need the whole gradient separately. With them it has
+    its own accumulator, and the update op adds it to the velocity.
     """
     nesterov = bool(target.values["nesterov"].value)
-    separate = nesterov or rule.max_grad_norm is not None
+    separate = nesterov or rule.max_grad_norm is not None or mode.replicas > 1
     weight_decay = target.scalar(
         "scaledWeightDecay1",
         lambda dp, wd, vs: (1 - dp) * wd * vs,

@@ -415,6 +415,9 @@ class _JitOptions(OptionsGroup):
         return self
 
 
+_LONGEST = 365 * 24 * 3600  # seconds
+
+
 class _DistributedOptions(OptionsGroup):
     """``Options.Distributed``: the ID of this process, and the number of host processes.
 
@@ -424,10 +427,9 @@ class _DistributedOptions(OptionsGroup):
     and ``PMI_SIZE``, and, in a step of SLURM, ``SLURM_PROCID`` and ``SLURM_STEP_NUM_TASKS``, in
     this order.
 
-    This version runs one process. With several processes, wrapping a model or compiling a loop
-    raises an error, because each process would train by itself, with a part of the data. Processes
-    that should work independently call ``disable()``. Processes that run no model, such as workers
-    of a loader, do not need this call.
+    Processes that train a model do so together: each computes the gradients of its own data, and
+    the sums of all update the weights, which are equal in all processes. They meet at the addresses
+    that ``torchrun`` sets. Processes that should work independently call ``disable()``.
     """
 
     _path = "Options.Distributed"
@@ -435,15 +437,16 @@ class _DistributedOptions(OptionsGroup):
     distributed_process_id = Setting(0, setter="configureProcessId")
     num_distributed_processes = Setting(1, setter="configureProcessId")
     ipuof_configs = Setting[dict[str, Any]]({})
+    wait_seconds = Setting(60.0, setter="setTimeout", is_key=False)
 
     def __init__(self) -> None:
         super().__init__()
+        self._read_environment()
+
+    def _read_environment(self) -> None:
+        """Use the process ID and count of a launcher that has started several processes, if any."""
         rank, size = MPI
         self.setEnvVarNames(size, rank)
-        self._take_launched()
-
-    def _take_launched(self) -> None:
-        """Use the process ID and count of a launcher that has started several processes, if any."""
         found = launched()
         if found is not None:
             self.configureProcessId(found.rank, found.size)
@@ -492,6 +495,31 @@ class _DistributedOptions(OptionsGroup):
         if not 0 <= process_id < num_processes:
             raise UsageValueError(f"{call}: need 0 <= process id < number of processes.")
         return self.set(distributed_process_id=process_id, num_distributed_processes=num_processes)
+
+    def setTimeout(self, seconds: float) -> Self:
+        """Set how long a process waits for the others, to meet them or to exchange gradients.
+
+        Args:
+            seconds: 60 by default. If a process does not come in this time, the others raise an
+                error. Processes wait for each other at each weight update, so it must be longer
+                than anything that only one of them does in between, such as validation.
+
+        Returns:
+            The group itself.
+
+        Raises:
+            UsageAttributeError: The options are frozen.
+            UsageAssertionError: The argument is not a number.
+            UsageValueError: The number is not positive, or longer than a year.
+        """
+        call = f"Options.Distributed.setTimeout({seconds!r})"
+        require(
+            isinstance(seconds, (int, float)) and not isinstance(seconds, bool),
+            f"{call}: pass a number of seconds.",
+        )
+        if not 0 < seconds <= _LONGEST:
+            raise UsageValueError(f"{call}: need 0 < seconds <= {_LONGEST}.")
+        return self.set(wait_seconds=float(seconds))
 
     def setEnvVarNames(self, var_num_processes: str, var_process_id: str) -> Self:
         """Read the number of processes and the ID of this process from the environment, now.

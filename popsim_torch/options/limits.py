@@ -1,40 +1,35 @@
-"""Refuses settings of ``Options`` that this version does not support. Package private."""
+"""How many replicas train a model, and where there may be only one. Package private."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from popsim_torch.errors import not_supported_yet
-from popsim_torch.options.launchers import launched
 
 if TYPE_CHECKING:
     from popsim_torch.options import Options
 
 
-def check_limits(options: Options) -> None:
-    """Check that this version can run models with some options.
+def num_replicas(options: Options) -> int:
+    """Return the number of copies of a model that train together, in all processes."""
+    return int(options.replication_factor) * options.Distributed.numProcesses
+
+
+def check_one_replica(options: Options, function: str) -> None:
+    """Check that a loop that carries values, or that a value ends, runs in one replica.
 
     Args:
-        options: The options of a model to wrap, or of a loop to compile.
+        options: The options of the loop.
+        function: The name of the function that makes the loop.
 
     Raises:
-        Error: The options need several processes.
+        Error: The options need several replicas in a process.
     """
-    rank, size = options.Distributed.processId, options.Distributed.numProcesses
-    if size <= 1:
-        return
-    found = launched()
-    if found is not None and (found.rank, found.size) == (rank, size):
-        names = zip(found.variables, (rank, size), strict=True)
-        call = f"Options.Distributed ({', '.join(f'{name}={value}' for name, value in names)})"
-        without = "the launcher"
-    else:
-        call = f"Options.Distributed.configureProcessId({rank}, {size})"
-        without = "the call"
-    raise not_supported_yet(
-        call,
-        "a program of several processes",
-        f"Start one process, without {without}; or call options.Distributed.disable() if each "
-        "process is to work by itself, with weights of its own and all data.",
-        "it runs one process",
-    )
+    replicas = options.replication_factor
+    if replicas != 1:
+        raise not_supported_yet(
+            f"{function} with Options.replicationFactor({replicas!r})",
+            "a loop that carries values, or that a value ends, on several replicas",
+            "Put values into an OutfeedQueue instead, or start several processes with torchrun.",
+            "it runs one replica in each process",
+        )

@@ -31,7 +31,8 @@ class Execution:
         caller: The name of the caller, for messages.
         body: Called with the arguments of a batch; returns the results of the step. Traced once.
         stream: The batches of all runs.
-        steps: The number of steps in a run.
+        steps: The number of steps in a run, a multiple of the number of replicas. Each replica takes
+            the next batch, so steps of all replicas follow one another.
         accumulation: The number of micro-batches per weight update; None if weights are not
             updated.
         options: The options of the program.
@@ -55,6 +56,7 @@ class Execution:
         self._infeed = infeed = InfeedQueue(stream)
         self._outfeed = outfeed = OutfeedQueue()
         self._caller, self._steps, self._accumulation = caller, steps, accumulation
+        self._replicas = options.replication_factor
         # The results of the current run so far, in parts; other threads read the newest step.
         self._parts: list[Any] = []
         self._newest: Any = None
@@ -64,7 +66,8 @@ class Execution:
             outfeed.enqueue(body(args, kwargs))
 
         def run() -> None:
-            LoopCall(caller, step, [], infeed).run(steps, accumulation, None)
+            iterations = steps // self._replicas
+            LoopCall(caller, step, [], infeed).run(iterations, accumulation, None)
 
         self._function = Function(run, options)
         self.anchors = FittedAnchors(self._function, list(options.anchored_tensors))
@@ -84,7 +87,8 @@ class Execution:
     @property
     def num_steps(self) -> int:
         """The number of steps begun so far, over all runs; may be called in any thread."""
-        return sum(program.num_iterations for program in self._function.programs)
+        iterations = sum(program.num_iterations for program in self._function.programs)
+        return iterations * self._replicas
 
     def run(self) -> Any:
         """Run once; return the results of the body, with a first axis for the steps."""
@@ -105,6 +109,8 @@ class Execution:
     def _take(self) -> None:
         """Read the available steps, as a part of the run."""
         part = self._outfeed.dequeue()
+        if self._replicas > 1:
+            part = tree_map(lambda tensor: tensor.flatten(0, 1), part)
         counts = [len(tensor) for tensor in tree_leaves(part)]
         # A run on synthetic data has no results, and returns an empty part.
         if not self._parts or any(counts):
@@ -137,9 +143,10 @@ class Execution:
                     if was_over:
                         return
                     continue
-                elements.append(element)
-                self._newest = element
-                each(element)
+                for own in self._by_replica(element):
+                    elements.append(own)
+                    self._newest = own
+                    each(own)
 
         def read_and_tell() -> None:
             try:
@@ -168,6 +175,12 @@ class Execution:
         if failures:
             raise failures[0]
         return elements
+
+    def _by_replica(self, element: Any) -> list[Any]:
+        """Return the results of each replica in an element of the queue."""
+        if self._replicas == 1:
+            return [element]
+        return [tree_map(lambda tensor, r=r: tensor[r], element) for r in range(self._replicas)]
 
     def _call(self) -> None:
         try:

@@ -25,7 +25,7 @@ from popsim_torch.training.given import BAR, checked_verbose, unwrapped
 from popsim_torch.training.history import EpochRecord, History
 from popsim_torch.training.model_call import Metrics, ModelCall, inputs_of, mode, named_metrics
 from popsim_torch.training.steps import FROM_OPTIONS, Steps, plan_steps
-from popsim_torch.training.validation import plan_validation
+from popsim_torch.training.validation import on_one_replica, plan_validation
 
 __all__ = ["evaluate", "fit", "predict"]
 
@@ -115,13 +115,20 @@ def fit(
     options, given = options.clone(), options.Training.gradient_accumulation
     add_settings(options, module, training=True)
     accumulation = options.Training.gradient_accumulation
+    replicas = options.replication_factor
+    if options.input_group_size > 1:
+        raise Error(
+            f"fit: Options.inputReplicaGrouping({options.input_group_size}) gives replicas the same "
+            "input, and fit gives each replica batches of its own. Leave it out."
+        )
     steps = plan_steps(
         "fit",
         batches.count,
         steps_per_epoch,
         steps_per_execution,
-        accumulation=accumulation,
-        accumulation_from=FROM_OPTIONS if accumulation == given else _FROM_MODEL,
+        accumulation=accumulation * replicas,
+        accumulation_from=(FROM_OPTIONS if accumulation == given else _FROM_MODEL)
+        + (f", in each of {replicas} replicas" if replicas > 1 else ""),
         device_iterations=options.device_iterations,
     )
     stepped = optimizer
@@ -195,6 +202,7 @@ def evaluate(
     told = Callbacks("evaluate", callbacks)
     call = ModelCall("evaluate", module, loss, named_metrics("evaluate", metrics))
     batches = Batches("evaluate", data)
+    options = on_one_replica(options)
     counts = _inference_steps("evaluate", batches, steps, steps_per_execution, options)
 
     def body(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Values:
@@ -247,6 +255,7 @@ def predict(
     shown = checked_verbose("predict", verbose)
     module, options, _ = unwrapped("predict", model, options, None)
     batches = Batches("predict", data)
+    options = on_one_replica(options)
     counts = _inference_steps("predict", batches, steps, steps_per_execution, options)
 
     body = _prediction(module)

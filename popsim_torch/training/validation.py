@@ -54,6 +54,11 @@ class Validation:
             self.execution.end()
 
 
+def on_one_replica(options: Options) -> Options:
+    """Return the options for an evaluation, which gives the same results on one replica."""
+    return options.clone().inputReplicaGrouping(1).replicationFactor(1)
+
+
 def plan_validation(
     call: ModelCall, data: Any, steps: int | None, epochs: int, options: Options
 ) -> Validation:
@@ -77,7 +82,7 @@ def plan_validation(
             )
         return Validation(call)
     batches = Batches("fit", data, "validation_data")
-    options = options.clone()
+    options = on_one_replica(options)
     options.anchored_tensors.clear()
     counts = plan_steps(
         *("fit", batches.count, steps, None),

@@ -27,6 +27,7 @@ SMALL = {
     ),
     "memory": (["--only", "MLP 32 float16"], ["MLP 32 float16"]),
     "pipelines": (["--rounds", "1"], ["8 x 96, 8, 64", "8 x 768, 64, 16"]),
+    "processes": (["--rounds", "1"], ["784-320-100-10, 64", "4 x 1024, 512"]),
     "queues": (
         ["--rounds", "1", "--large", "4", "--small", "50"],
         ["into a program", "followed while it runs", "queue.Queue between threads"],

@@ -171,6 +171,8 @@ def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
     ]
     batches = [(torch.randn(8, 3), torch.ones(8))]
     poptorch.fit(model, batches, optimizer=optimizer, validation_data=batches, callbacks=callbacks)
+    traffic: poptorch.Traffic = poptorch.trainingModel(model).traffic()
+    assert traffic.exchanges == 0
     summary: poptorch.ModelSummary = poptorch.summary(model, torch.randn(8, 3))
     module: poptorch.ModuleSummary = summary.rows[0]
     executor = poptorch.trainingModel(model, optimizer=optimizer)

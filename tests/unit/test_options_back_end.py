@@ -93,9 +93,9 @@ def test_programs_may_set_every_name_of_the_contract(opts):
     ("name", "value", "reason"),
     [
         ("enableGradientAccumulation", True, "Options.Training.gradientAccumulation says so"),
-        ("enableReplicatedGraphs", True, "this version runs one replica in one process"),
+        ("enableReplicatedGraphs", True, "Options.replicationFactor say so"),
         ("enableDistributedReplicatedGraphs", True, "this version runs one replica"),
-        ("globalReplicationFactor", 2, "this version runs one replica in one process"),
+        ("globalReplicationFactor", 2, "Options.Distributed and Options.replicationFactor say so"),
         (
             "automaticLossScalingSettings.gradientTensorTrackingMethod",
             1,

@@ -1,9 +1,5 @@
 """Environment variables of launchers of several processes, and their effects."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -22,7 +18,7 @@ LAUNCHERS = {
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch):
-    for names in LAUNCHERS.values():
+    for names in [*LAUNCHERS.values(), ("MASTER_ADDR", "MASTER_PORT")]:
         for name in names:
             monkeypatch.delenv(name, raising=False)
 
@@ -66,36 +62,88 @@ def repeat(options=None):
     assert double().tolist() == [4, 4]
 
 
-TWO_RANKS = ["--standalone", "--nproc-per-node=2"]
 USES = [train, wrap, infer, repeat]
 
 
-def test_what_is_loaded_is_refused_too(launch, tmp_path):
-    model, x = nn.Linear(2, 1), torch.ones(1, 2)
-    poptorch.inferenceModel(model).compileAndExport(tmp_path / "model", x)
+def test_training_needs_a_place_to_meet(launch):
     launch("torchrun", 1, 2)
-    with pytest.raises(Error, match=r"Options.Distributed \(RANK=1, WORLD_SIZE=2\): .*disable\(\)"):
-        poptorch.load(tmp_path / "model")
-    loaded = poptorch.load(tmp_path / "model", lambda options: options.Distributed.disable())
-    torch.testing.assert_close(loaded(x), model(x).detach())
+    message = (
+        r"Options.Distributed: process 1 of 2 does not know where to meet the others: MASTER_ADDR "
+        r"and MASTER_PORT are not set. Start the program with torchrun: torchrun --nproc-per-node 2"
+    )
+    with pytest.raises(Error, match=message):
+        train()
+    model = nn.Linear(2, 1)
+    training = poptorch.trainingModel(_WithLoss(model))
+    with pytest.raises(Error, match=message):
+        training(torch.ones(1, 2))
+    with pytest.raises(Error, match=message):  # it is not on the device, and can be called again
+        training(torch.ones(1, 2))
+    options = Options()
+    options.Distributed.disable()
+    train(options)
+
+
+class _WithLoss(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.model(x), "sum")
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_half_a_place_to_meet(launch, monkeypatch, missing):
+    launch("torchrun", 0, 2)
+    present = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    monkeypatch.setenv(missing, "")
+    for name in present.keys() - {missing}:
+        monkeypatch.setenv(name, present[name])
+    with pytest.raises(Error, match=rf"where to meet the others: {missing} is not set"):
+        train()
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("use", USES)
-def test_several_processes_are_refused(launch, launcher, use):
+@pytest.mark.parametrize("use", [wrap, infer, repeat])
+def test_what_updates_no_weights_needs_no_other_process(launch, launcher, use):
     launch(launcher, 1, 2)
     assert processes() == (1, 2)
-    rank, size = LAUNCHERS[launcher]
-    message = (
-        rf"Options.Distributed \({rank}=1, {size}=2\): a program of several processes is not "
-        r"supported .* Start one process, without the launcher; or call "
-        r"options\.Distributed\.disable\(\) if each process is to work by itself"
+    use()
+
+
+def test_offline_compilation_needs_no_other_process(launch, tmp_path):
+    launch("torchrun", 1, 2)
+    options = Options().connectionType(poptorch.ConnectionType.Never)
+    training = poptorch.trainingModel(_WithLoss(nn.Linear(2, 1)), options)
+    training.compileAndExport(tmp_path / "model", torch.ones(1, 2))
+    (update,) = [op for op in training.compiled.program.graph.ops if op.kind == "all_reduce"]
+    assert len(update.inputs) == 2
+
+
+def test_a_program_for_another_number_of_processes(launch, tmp_path):
+    options = Options().connectionType(poptorch.ConnectionType.Never)
+    options.Distributed.configureProcessId(0, 3)
+    model = nn.Linear(2, 1)
+    poptorch.trainingModel(_WithLoss(model), options).compileAndExport(
+        tmp_path / "model", torch.ones(1, 2)
     )
-    with pytest.raises(Error, match=message):
-        use()
-    options = Options()
-    options.Distributed.disable()
-    use(options)
+    with pytest.raises(Error, match=r"compiled to train in 3 replicas.*nproc-per-node 3"):
+        poptorch.load(tmp_path / "model")
+    launch("torchrun", 0, 2)
+    with pytest.raises(Error, match=r"compiled to train in 3 replicas.* have 2, in 2 processes"):
+        poptorch.load(tmp_path / "model")
+    never = poptorch.ConnectionType.Never
+    loaded = poptorch.load(tmp_path / "model", lambda options: options.connectionType(never))
+    assert torch.equal(loaded.state_dict()["model.weight"], model.weight)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e9])
+def test_times_that_nobody_can_wait(seconds):
+    with pytest.raises(ValueError, match=r"setTimeout\(.*need 0 < seconds"):
+        Options().Distributed.setTimeout(seconds)
+    with pytest.raises(AssertionError, match="pass a number of seconds"):
+        Options().Distributed.setTimeout("60")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
@@ -146,27 +194,3 @@ def test_loaders_take_the_part_of_their_process(launch):
 def test_several_replicas_are_refused_in_loops_too(use):
     with pytest.raises(Error, match=r"Options.replicationFactor\(2\): replication is not"):
         use(Options().replicationFactor(2))
-
-
-def test_torchrun(tmp_path):
-    """The ranks end with this message."""
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import torch, popsim_torch as poptorch\n"
-        "try:\n"
-        "    poptorch.trainingModel(torch.nn.Linear(2, 1))\n"
-        "except poptorch.Error as error:\n"
-        "    print('refused:', str(error).split(':')[1].strip())\n"
-    )
-    run = subprocess.run(
-        [*(sys.executable, "-m", "torch.distributed.run"), *TWO_RANKS, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    lines = [line for line in run.stdout.splitlines() if "refused" in line]
-    assert sorted(line[line.index("refused") :] for line in lines) == [
-        f"refused: Options.Distributed (RANK={rank}, WORLD_SIZE=2)" for rank in range(2)
-    ]

@@ -1,0 +1,107 @@
+"""Groups of processes that exchange tensors over gloo, without the default group.
+
+Why: a program may make the default group of ``torch.distributed`` itself, and only once, so this
+package must not make it. The functions of ``torch.distributed`` for groups need the default group;
+a ``ProcessGroupGloo`` of its own needs only a store, in which the processes find each other.
+
+Checked: 2.13.
+"""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any, Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["GlooGroup", "Work", "default_group", "is_available", "meeting_store"]
+
+
+class Work(Protocol):
+    """An exchange that has begun."""
+
+    def wait(self, timeout: datetime.timedelta) -> bool:
+        """Wait until the exchange is over; RuntimeError: it is not, or it has failed."""
+
+    def is_completed(self) -> bool:
+        """Return whether the exchange is over, or has failed."""
+
+
+class Store(Protocol):
+    """Where processes leave values for each other."""
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a value."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys have a value."""
+
+
+def is_available() -> bool:
+    """Return whether this build of PyTorch can exchange tensors between processes."""
+    return dist.is_available() and dist.is_gloo_available()
+
+
+def default_group() -> tuple[int, int] | None:
+    """Return the rank and the size of the default group; None if there is none."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
+
+
+def meeting_store(rank: int, size: int, timeout: datetime.timedelta, part: str) -> Store:
+    """Return a part of a store that all processes can reach.
+
+    The store is that of the default group, or else one at ``MASTER_ADDR`` and ``MASTER_PORT``.
+
+    Args:
+        rank: The number of this process.
+        size: The number of processes.
+        timeout: The longest time that this may take.
+        part: The name of the part.
+
+    Raises:
+        RuntimeError: The other processes cannot be reached.
+    """
+    any_dist: Any = dist
+    if dist.is_initialized():
+        store = any_dist.distributed_c10d._get_default_store()
+    else:
+        store, _, _ = next(any_dist.rendezvous("env://", rank, size, timeout=timeout))
+    return cast(Store, any_dist.PrefixStore(part, store))
+
+
+class GlooGroup:
+    """Processes that are connected with each other; each does the same exchanges in one order.
+
+    The functions begin an exchange; the result says when it is over.
+
+    Args:
+        store: Only this group uses it.
+        rank: The number of this process.
+        size: The number of processes.
+        timeout: The longest time that connecting or an exchange may take.
+
+    Raises:
+        RuntimeError: The processes cannot be connected.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        any_dist: Any = dist
+        self._group = any_dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def all_reduce(self, tensor: torch.Tensor) -> Work:
+        """Replace a tensor by the sum over all processes."""
+        return cast(Work, self._group.allreduce([tensor]))
+
+    def broadcast(self, tensor: torch.Tensor) -> Work:
+        """Replace a tensor by that of process 0."""
+        any_dist: Any = dist
+        return cast(Work, self._group.broadcast([tensor], any_dist.BroadcastOptions()))
+
+    def all_to_all(self, out: torch.Tensor, tensor: torch.Tensor) -> Work:
+        """Give each process the part of a tensor with its number; get those of all processes."""
+        return cast(Work, self._group.alltoall_base(out, tensor, [], []))
+
+    def all_gather(self, out: torch.Tensor, tensor: torch.Tensor) -> Work:
+        """Write the tensors of all processes one after the other."""
+        return cast(Work, self._group._allgather_base(out, tensor))
