@@ -265,19 +265,16 @@ at::Tensor Executable::memory_of(TensorId id, int32_t replica) const {
   return at::from_blob(start, t.shape, t.strides, ops::to_scalar_type(t.dtype));
 }
 
-Groups Executable::holders(TensorId id) const {
-  const TensorId root = plan_.graph().root(id);
-  return first_users(plan_.instances()[static_cast<size_t>(root)]);
-}
-
-bool Executable::is_grouped(TensorId id) const {
-  return plan_.replicas().variable_groups.contains(plan_.graph().root(id));
+Groups Executable::groups_of(TensorId id) const {
+  const auto& groups = plan_.replicas().variable_groups;
+  const auto found = groups.find(plan_.graph().root(id));
+  return found == groups.end() ? Groups() : found->second;
 }
 
 void Executable::check_size(const char* what, TensorId id,
                             const at::Tensor& other) const {
   const graph::Tensor& t = plan_.graph().tensor(id);
-  const int64_t count = is_grouped(id) ? std::ssize(holders(id)) : 1;
+  const int64_t count = std::ssize(first_users(groups_of(id)));
   check_user(other.numel() == t.numel() * count, what, ": '", t.name,
              "' has shape ", to_string(t.shape),
              count == 1 ? "" : join(" for each of ", count, " groups"),
@@ -289,47 +286,42 @@ void Executable::write(const std::map<TensorId, at::Tensor>& values,
   const Usage::Copy copy(usage_, "write");
   for (const auto& [id, value] : values) check_size("write", id, value);
   const auto change = [&](TensorId id, const auto& change_memory) {
-    const Groups replicas = holders(id);
-    for (size_t i = 0; i < replicas.size(); ++i) {
-      const OpenTensors open(plan_.graph(), stage_.memory(replicas[i]),
+    const auto root = static_cast<size_t>(plan_.graph().root(id));
+    for (const int32_t replica : first_users(plan_.instances()[root])) {
+      const OpenTensors open(plan_.graph(), stage_.memory(replica),
                              std::span(&id, 1));
-      change_memory(memory_of(id, replicas[i]), static_cast<int64_t>(i));
+      change_memory(memory_of(id, replica), static_cast<size_t>(replica));
     }
     stage_.note_written(id);
   };
   for (const auto& [id, value] : values) {
-    const Shape& shape = plan_.graph().tensor(id).shape;
-    if (is_grouped(id)) {
-      Shape whole{std::ssize(holders(id))};
-      whole.insert(whole.end(), shape.begin(), shape.end());
-      const at::Tensor shaped = value.reshape(whole);
-      change(id, [&](const at::Tensor& memory, int64_t group) {
-        memory.copy_(shaped[group]);
-      });
-    } else {
-      const at::Tensor shaped = value.reshape(shape);
-      change(id, [&](const at::Tensor& memory, int64_t /*instance*/) {
-        memory.copy_(shaped);
-      });
+    const Groups groups = groups_of(id);
+    Shape shape = plan_.graph().tensor(id).shape;
+    if (!groups.empty()) {
+      shape.insert(shape.begin(), std::ssize(first_users(groups)));
     }
+    const at::Tensor shaped = value.reshape(shape);
+    change(id, [&](const at::Tensor& memory, size_t replica) {
+      memory.copy_(groups.empty() ? shaped : shaped[groups[replica]]);
+    });
   }
   for (const auto& [id, factor] : factors) {
-    change(id, [&](const at::Tensor& memory, int64_t /*instance*/) {
+    change(id, [&](const at::Tensor& memory, size_t /*replica*/) {
       memory.mul_(factor);
     });
   }
 }
 
 at::Tensor Executable::copy_of(TensorId id) const {
-  const Groups replicas = is_grouped(id) ? holders(id) : Groups{0};
+  const Groups groups = groups_of(id);
   std::vector<at::Tensor> copies;
-  for (const int32_t replica : replicas) {
+  for (const int32_t replica : first_users(groups)) {
     const OpenTensors open(plan_.graph(), stage_.memory(replica),
                            std::span(&id, 1));
     copies.push_back(
         memory_of(id, replica).clone(at::MemoryFormat::Contiguous));
   }
-  return is_grouped(id) ? at::stack(copies) : copies[0];
+  return groups.empty() ? copies[0] : at::stack(copies);
 }
 
 std::vector<at::Tensor> Executable::read(
@@ -345,7 +337,7 @@ void Executable::read_into(
   const Usage::Copy copy(usage_, "read");
   for (const auto& [id, target] : targets) check_size("read", id, target);
   for (const auto& [id, target] : targets) {
-    if (is_grouped(id)) {
+    if (!groups_of(id).empty()) {
       target.copy_(copy_of(id).reshape(target.sizes()));
       continue;
     }

@@ -125,11 +125,10 @@ class Executable {
   // tensors.
   std::vector<at::Tensor> make_results();
   [[nodiscard]] at::Tensor memory_of(graph::TensorId id, int32_t replica) const;
-  // The first replica of each instance of a variable.
-  [[nodiscard]] Groups holders(graph::TensorId id) const;
-  // Whether the host sees a value of the variable for each group of replicas,
-  // along a first axis. It sees one value of others: that of the first replica.
-  [[nodiscard]] bool is_grouped(graph::TensorId id) const;
+  // The group of each replica, if the host sees a value of the variable for
+  // each group, along a first axis. Empty for others, of which it sees one
+  // value: that of the first replica.
+  [[nodiscard]] Groups groups_of(graph::TensorId id) const;
   // The value that the host sees.
   [[nodiscard]] at::Tensor copy_of(graph::TensorId id) const;
   void check_size(const char* what, graph::TensorId id,

@@ -118,6 +118,10 @@ def anchor(options):
     for name in ANCHORED:
         for mode in ("All", "Sum", "Final"):
             options.anchorTensor(f"{name} {mode}", name, output_mode=poptorch.OutputMode[mode])
+
+
+def anchor_every_second(options):
+    anchor(options)
     options.anchorTensor(
         "every", ANCHORED[0], output_mode=poptorch.OutputMode.EveryN, output_return_period=2
     )
@@ -140,8 +144,9 @@ def test_threads_change_no_bit(num_threads, stages, threads):
 
 def test_teams_and_lanes_share_the_threads(threads, monkeypatch):
     plans = []
+    threads(8)
     for num_threads in (1, 2, 4, 8):
-        threads(num_threads)
+        monkeypatch.setenv("POPSIM_STAGE_THREADS", str(num_threads))
         _, training = wrap(2, stages=2, schedule=PipelineSchedule.Interleaved)
         training.compile(*data()[0])
         plan = training.compiled.executable.plan
@@ -152,7 +157,7 @@ def test_teams_and_lanes_share_the_threads(threads, monkeypatch):
 
 def test_anchors_have_an_entry_for_each_replica():
     """In the order of the rows of the inputs; sums and last values are those of a replica."""
-    found, one = trained(4, change=anchor), trained(1, change=anchor)
+    found, one = (trained(replicas, change=anchor_every_second) for replicas in (4, 1))
     shape = (D, GA, R, 8, 6)
     gradients = found[f"{ANCHORED[0]} All"].reshape(shape)
     torch.testing.assert_close(
