@@ -161,7 +161,9 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
   outcome.num_finished = num_finished();
   outcome.last_micro_batch = std::max<int64_t>(shared.num_begun - 1, 0);
   if (shared.error) {
-    outcome.num_begun = num_begun_until(shared.failed);
+    // A micro-batch without data has not begun.
+    outcome.num_begun =
+        std::min(shared.num_begun, num_begun_until(shared.failed));
     outcome.last_micro_batch = shared.failed_micro_batch;
   } else {
     outcome.abandoned = shared.abandoned;

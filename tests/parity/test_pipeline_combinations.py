@@ -7,6 +7,7 @@ anchored tensors, what queues and prints got, weights, buffers, optimizer state 
 import ctypes
 import functools
 import random
+import re
 from collections.abc import Container
 from dataclasses import dataclass
 
@@ -82,7 +83,8 @@ class Case:
 
         modes = [OutputMode.Final, OutputMode.All, OutputMode.Sum, OutputMode.EveryN]
         anchors = [draw.choice(modes) for _ in range(draw.randint(0, 4))]
-        if (iterations if training else count) % 2:
+        several = num_stages > 1 and schedule != PipelineSchedule.Sequential
+        if several or (iterations if training else count) % 2:
             anchors = [mode for mode in anchors if mode != OutputMode.EveryN]
         return Case(
             layers,
@@ -158,16 +160,16 @@ class Late(nn.Module):
 
 
 def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:
-    parameters = model.parameters()
+    parameters, optim = model.parameters(), poptorch.optim
     made = {
-        "sgd": lambda: torch.optim.SGD(parameters, lr=0.05),
-        "momentum": lambda: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, dampening=0.1),
-        "combined": lambda: poptorch.optim.SGD(
-            parameters, lr=0.05, momentum=0.9, use_combined_accum=True
+        "sgd": lambda: optim.SGD(parameters, lr=0.05, use_combined_accum=False),
+        "momentum": lambda: optim.SGD(
+            parameters, lr=0.05, momentum=0.9, dampening=0.1, use_combined_accum=False
         ),
-        "adam": lambda: torch.optim.Adam(parameters, lr=0.01),
-        "adamw": lambda: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
-        "rmsprop": lambda: torch.optim.RMSprop(parameters, lr=0.01, momentum=0.5),
+        "combined": lambda: optim.SGD(parameters, lr=0.05, momentum=0.9, use_combined_accum=True),
+        "adam": lambda: optim.Adam(parameters, lr=0.01),
+        "adamw": lambda: optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+        "rmsprop": lambda: optim.RMSprop(parameters, lr=0.01, momentum=0.5),
     }
     return made[name]()
 
@@ -217,20 +219,27 @@ def names_of(case: Case) -> list[str]:
     return [names[int(which * len(names))] for _, _, which in case.anchors]
 
 
+def printed(text: str) -> dict[str, list[str]]:
+    """Return the texts of the print and of its gradient: schedules run them in another order."""
+    texts = re.findall(r"(printed\w*): (\(.*?\n\))", text, re.DOTALL)
+    return {name: [one for other, one in texts if other == name] for name, _ in texts}
+
+
 def results(case: Case, schedule: PipelineSchedule, names, capfd):
     """Return everything that two calls leave behind, by name; and the lanes."""
     queue = None if case.queue_at is None else poptorch.OutfeedQueue()
     executor, optimizer = wrapped(case, schedule, names, queue)
     capfd.readouterr()
     found = {"outputs": [tensors_of(executor(x, y)) for x, y in data(case)]}
-    found["printed"] = capfd.readouterr().err
+    found["printed"] = printed(capfd.readouterr().err)
     for number, name in enumerate(names):
         found[name] = tensors_of(executor.getAnchoredTensor(f"anchor{number}"))
     if queue is not None:
         found["queue"] = tensors_of(queue.dequeue())
     found["state"] = tensors_of(executor.state_dict())
     if optimizer is not None:
-        found["optimizer"] = tensors_of(optimizer.state_dict()["ipu_state"])
+        found["optimizer"] = tensors_of(optimizer.state_dict())
+        assert found["optimizer"] or case.optimizer == "sgd"
     found["random numbers"] = executor.rng_state
     lanes = executor.compiled.executable.plan.lane_of_stage
     executor.destroy()
@@ -260,6 +269,7 @@ def test_a_pipeline_has_the_bits_of_the_sequential_program(seed, threads, capfd,
     found, lanes = results(case, case.schedule, names, capfd)
     assert max(lanes) < case.lanes
     assert found.keys() == expected.keys()
+    assert bool(found["printed"]) == (case.print_at is not None)
     assert [name for name in found if not equal(found[name], expected[name])] == [], case
 
 
