@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -77,7 +77,7 @@ class DeviceState:
             self._note({n: host for n, host in hosts.items() if n in own})
         self._runs_in_common = num_runs
 
-    def share_weights(self, exchange: GradientExchange, without: Iterable[str]) -> None:
+    def share_weights(self, exchange: GradientExchange, without: Collection[str]) -> None:
         """Give the host's tensors the values of process 0.
 
         Args:
@@ -89,7 +89,9 @@ class DeviceState:
                 part.
         """
         with host_weights.without_sync(), torch.no_grad():
-            hosts = list(self._host.find(self._variables.keys() - set(without)).values())
+            # In the order of the program, which is the same in all processes.
+            names = [name for name in self._variables if name not in without]
+            hosts = list(self._host.find(names).values())
             values = _shared(exchange, hosts, "Sharing the weights")
             for host, value in zip(hosts, values, strict=True):
                 host.copy_(value)

@@ -178,7 +178,7 @@ always added one by one). The other settings change no values: they concern time
 reports.
 """
 
-_ONE_REPLICA = "Options.Distributed and Options.replicationFactor say so"
+_ONE_REPLICA = "Options.Distributed and replicationFactor say so"
 
 OVERRULED: dict[str, Limit] = {
     "automaticLossScalingSettings.gradientTensorTrackingMethod": Limit(

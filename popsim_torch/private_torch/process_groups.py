@@ -15,7 +15,15 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-__all__ = ["GlooGroup", "Work", "default_group", "is_available", "meeting_store"]
+__all__ = [
+    "GlooGroup",
+    "Store",
+    "Work",
+    "default_group",
+    "is_available",
+    "meeting_store",
+    "part_of",
+]
 
 
 class Work(Protocol):
@@ -34,6 +42,9 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None:
         """Leave a value."""
 
+    def get(self, key: str) -> bytes:
+        """Return a value; wait until there is one."""
+
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys have a value."""
 
@@ -48,26 +59,30 @@ def default_group() -> tuple[int, int] | None:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else None
 
 
-def meeting_store(rank: int, size: int, timeout: datetime.timedelta, part: str) -> Store:
-    """Return a part of a store that all processes can reach.
+def meeting_store(rank: int, size: int, timeout: datetime.timedelta) -> Store:
+    """Return a store that all processes can reach.
 
-    The store is that of the default group, or else one at ``MASTER_ADDR`` and ``MASTER_PORT``.
+    It is that of the default group, or else one at ``MASTER_ADDR`` and ``MASTER_PORT``.
 
     Args:
         rank: The number of this process.
         size: The number of processes.
         timeout: The longest time that this may take.
-        part: The name of the part.
 
     Raises:
         RuntimeError: The other processes cannot be reached.
     """
     any_dist: Any = dist
     if dist.is_initialized():
-        store = any_dist.distributed_c10d._get_default_store()
-    else:
-        store, _, _ = next(any_dist.rendezvous("env://", rank, size, timeout=timeout))
-    return cast(Store, any_dist.PrefixStore(part, store))
+        return cast(Store, any_dist.distributed_c10d._get_default_store())
+    store, _, _ = next(any_dist.rendezvous("env://", rank, size, timeout=timeout))
+    return cast(Store, store)
+
+
+def part_of(store: Store, name: str) -> Store:
+    """Return the keys of a store that begin with a name, as a store of their own."""
+    any_dist: Any = dist
+    return cast(Store, any_dist.PrefixStore(name, store))
 
 
 class GlooGroup:
@@ -88,6 +103,10 @@ class GlooGroup:
     def __init__(self, store: Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
         any_dist: Any = dist
         self._group = any_dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def abort(self) -> None:
+        """Break off what has begun; without this, leaving a group waits for it."""
+        self._group.abort()
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         """Replace a tensor by the sum over all processes."""

@@ -12,7 +12,8 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch import process_groups
-from popsim_torch.private_torch.process_groups import GlooGroup, Work
+from popsim_torch.private_torch.process_groups import GlooGroup, Work, part_of
+from popsim_torch.processes.meeting import Absent, meet
 
 __all__ = ["Peers", "listed"]
 
@@ -55,14 +56,12 @@ class Peers:
         name = f"popsim_torch/{next(_numbers)}"
         longest = datetime.timedelta(seconds=timeout)
         try:
-            self._store = process_groups.meeting_store(rank, size, longest, name)
-            here = self._roll_call("attach", timeout)
-        except RuntimeError as error:
-            raise self._cannot_meet(f"({_first_line(error)})") from error
-        if missing := set(range(size)) - here:
-            raise self._cannot_meet(f"within {timeout:g} s: {listed(missing)} did not come")
-        try:
+            place = part_of(process_groups.meeting_store(rank, size, longest), name)
+            self._store = part_of(place, meet(place, rank, size, timeout))
             self._group = GlooGroup(self._store, rank, size, longest)
+        except Absent as error:
+            why = f"within {timeout:g} s: {listed(error.ranks)} did not come"
+            raise self._cannot_meet(why) from None
         except RuntimeError as error:
             raise self._cannot_meet(f"({_first_line(error)})") from error
 
@@ -112,7 +111,9 @@ class Peers:
 
     def _leave(self, why: str) -> None:
         self._left = self._left or why
-        self._group = None
+        if self._group is not None:
+            self._group.abort()
+            self._group = None
 
     def _exchange(self, begin: Callable[[GlooGroup], Work], what: str) -> None:
         """Exchange tensors, and wait until this is done."""
@@ -136,7 +137,7 @@ class Peers:
     def _lost(self, what: str, error: RuntimeError) -> Error:
         """Return the error for a failed exchange; it names the processes that are missing."""
         self._leave("has lost the connection to them")
-        missing = set(range(self.size)) - self._roll_call("lost", _ROLL_CALL)
+        missing = set(range(self.size)) - self._roll_call()
         who = f"{listed(missing)} of {self.size}" if missing else "another process"
         return Error(
             f"{what}: process {self.rank} of {self.size} waited up to {self._timeout:g} s for "
@@ -145,20 +146,17 @@ class Peers:
             "Options.Distributed.setTimeout(seconds) sets how long processes wait."
         )
 
-    def _roll_call(self, occasion: str, seconds: float) -> set[int]:
-        """Return the processes that come to an occasion, this one among them."""
-        end = time.monotonic() + seconds
+    def _roll_call(self) -> set[int]:
+        """Return the processes that have lost the connection like this one, and this one."""
+        end = time.monotonic() + _ROLL_CALL
         here = {self.rank}
         try:
-            self._store.set(f"{occasion}/{self.rank}", "here")
+            self._store.set(f"lost/{self.rank}", "here")
             while len(here) < self.size and time.monotonic() < end:
                 left = set(range(self.size)) - here
-                here |= {rank for rank in left if self._store.check([f"{occasion}/{rank}"])}
-                if len(here) < self.size:
-                    time.sleep(_PAUSE)
+                here |= {rank for rank in left if self._store.check([f"lost/{rank}"])}
+                time.sleep(_PAUSE)
         except RuntimeError:
-            if occasion == "attach":
-                raise
             here |= set(range(1, self.size))  # the store ends with the process that has it
         return here
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from typing import Any
 
@@ -12,7 +15,7 @@ from torch import nn
 import popsim_torch as poptorch
 from popsim_torch import optim
 from popsim_torch.errors import Error
-from tests.ranks import run_ranks
+from tests.ranks import ROOT, run_ranks
 
 RANK = int(os.environ.get("RANK", "0"))
 X, Y = torch.ones(2, 3), torch.ones(2, 1)
@@ -138,3 +141,166 @@ def test_a_process_that_does_not_go_on(how, size, tmp_path):
         assert "torchrun --max-restarts" in message
         assert seconds < 12
         assert same
+
+
+def interrupted() -> Any:
+    training = wrapped(seconds=30)
+    training(*data())
+    if RANK == 1:
+        time.sleep(3)
+        return None
+    before = weights(training)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        training(*data())
+    seconds = time.monotonic() - began
+    with pytest.raises(Error, match="has broken off an exchange"):
+        training(*data())
+    return seconds, all(map(torch.equal, before, weights(training)))
+
+
+def test_a_keyboard_interrupt_while_waiting(tmp_path):
+    seconds, same = run_ranks(interrupted, 2, tmp_path)[0]
+    assert seconds < 2.5
+    assert same
+
+
+def bring_another_program() -> Any:
+    training = wrapped(width=4 + RANK)
+    messages = []
+    for _ in range(2):
+        with pytest.raises(Error) as caught:
+            training(*data())
+        messages.append(str(caught.value))
+    # It is not compiled, and the same model trains in both afterwards.
+    assert not training.isCompiled()
+    again = wrapped()
+    again(*data())
+    return messages, weights(again)[5:]
+
+
+def test_other_programs(tmp_path):
+    (messages, one), (others, other) = run_ranks(bring_another_program, 2, tmp_path)
+    for message in (*messages, *others):
+        assert "process 1 of 2 and process 0 have compiled different programs" in message
+    assert all(map(torch.equal, one, other))
+
+
+def come_alone() -> Any:
+    if RANK == 1:
+        return None
+    training = wrapped(seconds=1)
+    began = time.monotonic()
+    with pytest.raises(Error) as caught:
+        training(*data())
+    return str(caught.value), time.monotonic() - began
+
+
+def test_nobody_comes(tmp_path):
+    message, seconds = run_ranks(come_alone, 2, tmp_path)[0]
+    assert "process 0 of 2 cannot meet the others at 127.0.0.1:" in message
+    assert "within 1 s: process 1 did not come" in message
+    assert seconds < 20
+
+
+def have_another_rank() -> str:
+    torch.distributed.init_process_group("gloo")
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(1 - RANK, 2)
+    training = poptorch.trainingModel(Model(), options)
+    with pytest.raises(Error) as caught:
+        training(*data())
+    return str(caught.value)
+
+
+def test_another_rank_in_the_default_group(tmp_path):
+    for rank, message in enumerate(run_ranks(have_another_rank, 2, tmp_path)):
+        assert f"process {1 - rank} of 2 is process {rank} of 2 in the default process" in message
+
+
+def test_a_step_in_the_middle_of_an_iteration():
+    options = poptorch.Options()
+    options.Distributed.configureProcessId(0, 2)
+    layer = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def body(x):
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+        return x + layer(x)
+
+    @poptorch.function(options=options)
+    def train():
+        return poptorch.repeat(2, body, inputs=torch.ones(1, 3))
+
+    with pytest.raises(Error, match=r"With 2 replicas, in all processes, weights change only at"):
+        train()
+
+
+RESTARTING = """
+import os
+import torch
+import popsim_torch as poptorch
+from tests.error.test_processes import Model
+
+options = poptorch.Options().randomSeed(1)
+rank, file = options.Distributed.processId, "checkpoint.pt"
+assert options.Distributed.numProcesses == 2
+torch.manual_seed(rank)
+model = Model()
+optimizer = poptorch.optim.Adam(model.parameters(), lr=0.1)
+done = 0
+if os.path.exists(file):
+    saved = torch.load(file)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    done = saved["done"]
+training = poptorch.trainingModel(model, options, optimizer)
+inputs = torch.randn(6, 2, 2, 3, generator=torch.Generator().manual_seed(0))
+for step in range(done, 6):
+    training(inputs[step, rank], torch.ones(2, 1))
+    dies = os.environ.get("DIES") and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    if dies and rank == 1 and step == 3:
+        os._exit(1)
+    if rank == 0:
+        parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save({**parts, "done": step + 1}, file + ".new")
+        os.replace(file + ".new", file)
+    print(f"rank {rank} made step {step}", flush=True)
+torch.save([p.detach().clone() for p in model.parameters()], f"rank{rank}.pt")
+"""
+
+
+@pytest.mark.parametrize("dies", ["", "1"])
+def test_torchrun_restarts_from_the_last_checkpoint(dies, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(RESTARTING)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*torchrun, "--nproc-per-node=2", "--max-restarts=1", str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DIES": dies},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    assert all(map(torch.equal, *ranks))
+    assert run.stdout.count("rank 0 made step 0") == 1
+    if not dies:
+        return
+    # One process with the gradients of both, without an end in between.
+    torch.manual_seed(0)
+    options = poptorch.Options()
+    options.Training.gradientAccumulation(2)
+    model = Model()
+    training = poptorch.trainingModel(model, options, optim.Adam(model.parameters(), lr=0.1))
+    inputs = torch.randn(6, 2, 2, 3, generator=torch.Generator().manual_seed(0))
+    for x in inputs:
+        training(x.flatten(0, 1), torch.ones(4, 1))
+    for ours, expected in zip(ranks[0], model.parameters(), strict=True):
+        torch.testing.assert_close(ours, expected.detach(), rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 among each other."""
 
 import os
+import time
 from typing import Any
 
 import pytest
@@ -162,3 +163,164 @@ def test_three_processes(tmp_path):
     assert_equal_ranks(ranks)
     assert_like_one(one, ranks)
     assert ranks[0]["traffic"].exchanges == CALLS * ITERATIONS
+
+
+def other_ways() -> Any:
+    """Train with a loop, with fit, with queues, and after the model was off the device."""
+    found: dict[str, Any] = {}
+    x, target = (part[0] for part in micro_batches(2, slice(RANK, RANK + 1)))
+
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    losses = poptorch.OutfeedQueue()
+    infeed = poptorch.InfeedQueue(list(zip(x.split(SIZE), target.split(SIZE), strict=True)))
+
+    def step(x, target):
+        optimizer.zero_grad()
+        _, loss = model(x, target)
+        loss.backward()
+        optimizer.step()
+        losses.enqueue(loss)
+
+    @poptorch.function
+    def train():
+        poptorch.repeat(ITERATIONS * STEPS, step, infeed=infeed)
+
+    train()
+    infeed.close()
+    found["losses"] = losses.dequeue()
+    found["loop"] = {name: value.clone() for name, value in model.state_dict().items()}
+
+    class Scores(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model.fc2(torch.relu(self.model.fc1(x)))
+
+    scores = Scores()
+    batches = list(zip(x.split(SIZE), target.split(SIZE), strict=True))
+    rate = torch.optim.SGD(scores.parameters(), lr=0.1)
+    poptorch.fit(scores, batches, loss=nn.CrossEntropyLoss(), optimizer=rate, verbose=0)
+    found["fit"] = {name: value.clone() for name, value in scores.state_dict().items()}
+
+    queue = poptorch.MaybeOutfeedQueue()
+    adam = poptorch.OutfeedOptimizer(
+        optim.AdamW(model.parameters(), lr=0.01), queue, poptorch.OutfeedOptimizerMode.BEFORE_APPLY
+    )
+    options = poptorch.Options()
+    for name in ("fc1.weight_reducedGrad", "Gradient___fc1.weight", "Accum___fc1.weight"):
+        options.anchorTensor(name, name)
+    training = poptorch.trainingModel(model, options, adam)
+    for _ in range(2):
+        training(x, target)
+    found["anchors"] = {name: training.getAnchoredTensor(name) for name in options.anchored_tensors}
+    found["queue"] = queue.dequeue()
+    training.detachFromDevice()
+    training(x, target)
+    if RANK == 0:  # validation needs no other process
+        poptorch.inferenceModel(training.model)(x, target)
+    training.profile(x, target)
+    found["traffic"] = training.traffic()
+    found["model"] = {name: value.clone() for name, value in model.state_dict().items()}
+    return found
+
+
+def test_loops_queues_anchors_and_the_way_off_the_device(tmp_path):
+    first, second = run_ranks(other_ways, 2, tmp_path)
+    for part in ("loop", "fit", "model"):
+        torch.testing.assert_close(first[part], second[part], rtol=0, atol=0)
+    assert not torch.equal(first["losses"], second["losses"])
+    assert first["traffic"].exchanges == 4
+    parts = [rank["anchors"]["Gradient___fc1.weight"] for rank in (first, second)]
+    total = first["anchors"]["fc1.weight_reducedGrad"]
+    assert torch.equal(total, parts[0] + parts[1])
+    for rank in (first, second):
+        assert torch.equal(rank["anchors"]["fc1.weight_reducedGrad"], total)
+        (mean,) = [v for k, v in rank["queue"].items() if k.startswith("fc1.weight")]
+        assert torch.equal(mean[-1], total / 2)
+
+
+def train_with_loader(files: str, restart: bool) -> Any:
+    """Train for four epochs; after the second one, continue from a file if asked to."""
+    torch.manual_seed(RANK)
+    options = poptorch.Options().randomSeed(3)
+    options.Training.gradientAccumulation(2)
+    data = torch.utils.data.TensorDataset(
+        torch.randn(24, 6, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 4
+    )
+    loader = poptorch.DataLoader(options, data, batch_size=2, shuffle=True)
+    model = Model(dropout=0.5)
+    training = poptorch.trainingModel(model, options, optim.AdamW(model.parameters(), lr=0.1))
+    seen = []
+    for epoch in range(4):
+        for x, target in loader:
+            training(x, target)
+            seen.append(x)
+        if epoch == 1 and restart:
+            if RANK == 0:
+                training.save(f"{files}/now.new")
+                os.rename(f"{files}/now.new", f"{files}/now")
+            while not os.path.exists(f"{files}/now"):
+                time.sleep(0.01)
+            training.destroy()
+            training = poptorch.load(f"{files}/now")
+    return torch.cat(seen), {n: v.clone() for n, v in training.state_dict().items()}
+
+
+def test_loaders_and_files(tmp_path):
+    plain = run_ranks(train_with_loader, 2, tmp_path, files=str(tmp_path), restart=False)
+    again = run_ranks(train_with_loader, 2, tmp_path, files=str(tmp_path), restart=True)
+    for found in (*plain, *again):
+        torch.testing.assert_close(found[1], plain[0][1], rtol=0, atol=0)
+    for epoch in range(4):
+        rows = [part for x, _ in plain for part in x[epoch * 12 : (epoch + 1) * 12]]
+        assert len({tuple(row.tolist()) for row in rows}) == 24
+
+
+def train_rounding(**settings: Any) -> Any:
+    """Train float16 weights that are rounded at random, in two stages on threads of their own."""
+    options = poptorch.Options().randomSeed(7)
+    options.Training.gradientAccumulation(STEPS)
+    options.Precision.enableStochasticRounding(True)
+    model = Model(dropout=0.5).half()
+    model.fc2 = poptorch.BeginBlock(model.fc2, ipu_id=1)
+    make = OPTIMIZERS["Adam"]
+    training = poptorch.trainingModel(model, options, make(model.parameters()))
+    for x, target in zip(*micro_batches(2, slice(RANK, RANK + 1)), strict=True):
+        training(x[: STEPS * SIZE].half(), target[: STEPS * SIZE])
+    state = training._device.state.read_all_states()
+    return {"weights": dict(model.state_dict()), "state": state, "rng": training.rng_state}
+
+
+def test_weights_that_are_rounded_at_random_stay_equal(tmp_path):
+    ranks = run_ranks(train_rounding, 2, tmp_path, env={"OMP_NUM_THREADS": "2"})
+    assert_equal_ranks(ranks)
+
+
+def with_a_group() -> Any:
+    """Make the default group before the model, or after it."""
+    import torch.distributed as dist
+
+    def train() -> list[torch.Tensor]:
+        torch.manual_seed(RANK)
+        model = Model()
+        training = poptorch.trainingModel(model, None, OPTIMIZERS["SGD"](model.parameters()))
+        training(*(part[0][:SIZE] for part in micro_batches(2, slice(RANK, RANK + 1))))
+        return [value.clone() for value in model.state_dict().values()]
+
+    found = [train()]
+    dist.init_process_group("gloo")
+    found.append(train())
+    sums = torch.ones(1)
+    dist.all_reduce(sums)
+    dist.destroy_process_group()
+    return found, sums.item()
+
+
+def test_the_default_group_remains_the_programs(tmp_path):
+    (first, one), (second, other) = run_ranks(with_a_group, 2, tmp_path)
+    assert one == other == 2
+    for ours, theirs in zip(first, second, strict=True):
+        assert all(map(torch.equal, ours, theirs))

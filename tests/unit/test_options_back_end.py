@@ -93,9 +93,13 @@ def test_programs_may_set_every_name_of_the_contract(opts):
     ("name", "value", "reason"),
     [
         ("enableGradientAccumulation", True, "Options.Training.gradientAccumulation says so"),
-        ("enableReplicatedGraphs", True, "Options.replicationFactor say so"),
-        ("enableDistributedReplicatedGraphs", True, "this version runs one replica"),
-        ("globalReplicationFactor", 2, "Options.Distributed and Options.replicationFactor say so"),
+        ("enableReplicatedGraphs", True, "Options.Distributed and replicationFactor say so"),
+        (
+            "enableDistributedReplicatedGraphs",
+            True,
+            "Options.Distributed and replicationFactor say so",
+        ),
+        ("globalReplicationFactor", 2, "Options.Distributed and replicationFactor say so"),
         (
             "automaticLossScalingSettings.gradientTensorTrackingMethod",
             1,
@@ -482,13 +486,6 @@ def test_several_replicas_are_refused_when_a_model_is_wrapped(opts, wrap):
         "popsim_torch yet (it runs one replica). Remove the call or set it to 1."
     )
     opts.replicationFactor(1)
-
-
-@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
-def test_several_processes_are_refused_when_a_model_is_wrapped(opts, wrap):
-    opts.Distributed.configureProcessId(1, 2)
-    with pytest.raises(Error, match="a program of several processes is not supported"):
-        wrap(nn.Linear(2, 2), opts)
 
 
 def test_inference_with_gradient_accumulation_recommends_device_iterations():

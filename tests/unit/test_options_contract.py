@@ -108,6 +108,7 @@ def test_every_setter_has_a_row():
         # Setters without their own row: they add to another setter's value, or do the same.
         "appendToLocationExcludes",
         "setEnvVarNames",
+        "setTimeout",  # (tests/unit/test_several_processes.py)
     }
     options = Options()
     groups = {"": options, **options._parts()}

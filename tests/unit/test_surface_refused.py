@@ -38,12 +38,6 @@ def group_replicas():
     )
 
 
-def distribute():
-    options = make_options()
-    options.Distributed.configureProcessId(0, 2)
-    poptorch.trainingModel(Net(), options)
-
-
 OTHER_VALUES = {
     "accumulationFactor": 7,
     "accumulationAndReplicationReductionType": 0,
@@ -54,10 +48,6 @@ USES = {
     "Options.replicationFactor": (
         lambda: poptorch.trainingModel(Net(), make_options().replicationFactor(2)),
         r"replicationFactor\(2\): replication is not supported .* one replica",
-    ),
-    "options._DistributedOptions.configureProcessId(num_processes)": (
-        distribute,
-        r"configureProcessId\(0, 2\): .* several processes is not supported",
     ),
     "PoplarExecutor.cycleCount": (ask_for_cycles, "no model of the machine's time yet"),
     "PoplarExecutor.<parameter>.replicaGrouping": (group_replicas, "group of replicas is not"),
