@@ -26,9 +26,11 @@ constexpr microseconds kIdleSpin{200};
 constexpr microseconds kGrace{20};
 constexpr microseconds kMostSpin{200};
 // A helper that had no core for longer than this, while its caller slept, rests
-// for kRest times as long.
+// for kRest times as long. So does one helper if its caller had no core: the
+// system then moves the caller to the core that is free.
 constexpr microseconds kLate{200};
 constexpr int kRest = 8;
+constexpr std::chrono::milliseconds kBetweenReadings{1};
 constexpr int kLooks = 32;  // between two looks at the clock
 
 void pause() {
@@ -84,6 +86,40 @@ std::chrono::nanoseconds time_of(clockid_t clock) {
          std::chrono::nanoseconds(time.tv_nsec);
 }
 
+// Finds out how long the calling thread had no core in a stretch of time. It
+// reads the slow clock, of the time with a core, only now and then: so it finds
+// up to kBetweenReadings less.
+class Absence {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Absence(Clock::time_point begun) : begun_(begun) {
+    if (begun - reading_.when < kBetweenReadings) return;
+    reading_ = {begun, time_of(kOwnClock)};
+  }
+  [[nodiscard]] std::chrono::nanoseconds until(Clock::time_point now) const {
+    const auto passed = now - begun_;
+    if (passed < kLate) return {};
+    return passed - (time_of(kOwnClock) - reading_.with_core);
+  }
+
+ private:
+#if defined(__linux__)
+  static constexpr clockid_t kOwnClock = CLOCK_THREAD_CPUTIME_ID;
+#else
+  static constexpr clockid_t kOwnClock = CLOCK_MONOTONIC;
+#endif
+  struct Reading {
+    Clock::time_point when;
+    std::chrono::nanoseconds with_core;
+  };
+  static thread_local constinit Reading reading_;
+
+  Clock::time_point begun_;
+};
+
+thread_local constinit Absence::Reading Absence::reading_{};
+
 void name_this_thread(int64_t number) {
 #if defined(__linux__)
   pthread_setname_np(pthread_self(),
@@ -103,10 +139,18 @@ void Helpers::run(int64_t num_threads, int64_t count, TaskCall call,
   Job job(parts, count, call, body);
   std::array<uint8_t, kMost> numbers;
   const auto begun = Clock::now();
+  const Absence absence(begun);
   const int64_t num_offers = offer(job, parts - 1, numbers);
   job.work(0);
-  for (int64_t i = 0; i < num_offers; ++i) {
-    finish(helpers_[numbers[static_cast<size_t>(i)]], begun);
+  const auto helper = [&](int64_t i) -> Helper& {
+    return helpers_[numbers[static_cast<size_t>(i)]];
+  };
+  if (num_offers > 0) {
+    const auto now = Clock::now();
+    rest_if_late(helper(num_offers - 1), now, absence.until(now));
+    for (int64_t i = 0; i < num_offers; ++i) {
+      finish(helper(i), now - begun);
+    }
   }
   job.rethrow();
 }
@@ -161,27 +205,29 @@ bool Helpers::start_one(int64_t wanted) {
   return started;
 }
 
-void Helpers::finish(Helper& helper, Clock::time_point begun) {
+void Helpers::finish(Helper& helper, Clock::duration worked) {
   State state = State::kOffered;
   if (helper.state.compare_exchange_strong(state, State::kFree)) return;
   const auto done = [&] { return helper.state.load() != State::kTaken; };
   if (!done()) {
-    const auto now = Clock::now();
-    const Clock::duration patience = now - begun + kGrace;
-    const auto end = now + std::min<Clock::duration>(patience, kMostSpin);
-    if (!spins_ || !spin(end, done)) wait_asleep(helper);
+    const auto spins = std::min<Clock::duration>(worked + kGrace, kMostSpin);
+    if (!spins_ || !spin(Clock::now() + spins, done)) wait_asleep(helper);
   }
   helper.state = State::kFree;
 }
 
 void Helpers::wait_asleep(Helper& helper) {
   const auto begun = Clock::now();
-  const auto worked_before = time_of(helper.clock);
+  const auto before = time_of(helper.clock);
   helper.done.wait([&] { return helper.state.load() != State::kTaken; });
   const auto now = Clock::now();
-  const auto late = now - begun - (time_of(helper.clock) - worked_before);
-  if (late < kLate) return;
-  const auto until = now + kRest * late;
+  rest_if_late(helper, now, now - begun - (time_of(helper.clock) - before));
+}
+
+void Helpers::rest_if_late(Helper& helper, Clock::time_point now,
+                           std::chrono::nanoseconds without_core) {
+  if (without_core < kLate) return;
+  const auto until = now + kRest * without_core;
   helper.rests_until.store(until.time_since_epoch().count(),
                            std::memory_order_relaxed);
 }

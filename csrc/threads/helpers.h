@@ -5,9 +5,10 @@
 // tasks that are under way. So a helper that gets no time, since another
 // program has its core, delays nothing unless it has begun a task.
 //
-// A task under way on a core that was taken away lasts until the helper gets
-// time again, mostly some milliseconds. A helper that was so late rests: the
-// caller works without it for several times as long as it has waited.
+// A task under way on a core that was taken away lasts until its thread gets
+// time again, mostly some milliseconds. After that a helper rests: the caller
+// works without it for several times as long. So such waits are a small part of
+// all time.
 #pragma once
 
 #include <array>
@@ -65,9 +66,12 @@ class Helpers {
   [[nodiscard]] static bool hold(Helper& helper);
   // Starts another thread, unless there are as many as wanted, and as cores.
   [[nodiscard]] bool start_one(int64_t wanted);
-  // Takes the offer back, or waits until the helper is done.
-  void finish(Helper& helper, Clock::time_point begun);
+  // Takes the offer back, or waits until the helper is done. `worked` is the
+  // time of the caller's own work.
+  void finish(Helper& helper, Clock::duration worked);
   void wait_asleep(Helper& helper);
+  static void rest_if_late(Helper& helper, Clock::time_point now,
+                           std::chrono::nanoseconds without_core);
   void serve(Helper& own);
 
   void (*const prepare_)();
