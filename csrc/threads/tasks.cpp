@@ -1,27 +1,38 @@
 #include "threads/tasks.h"
 
-#include <atomic>
-#include <exception>
+#include <pthread.h>
 
-#include "threads/openmp.h"
+#include <type_traits>
+
+#include "threads/helpers.h"
 
 namespace popsim::threads {
+namespace {
 
-void run_on(int64_t num_threads, int64_t count,
-            void (*call)(const void* body, int64_t i), const void* body) {
-  std::atomic_flag failed;
-  std::exception_ptr error;
-  const auto team = static_cast<int>(std::min(num_threads, count));
-#pragma omp parallel num_threads(team)
-  {
-    const Range mine = part(count, omp_get_thread_num(), omp_get_num_threads());
-    try {
-      for (int64_t i = mine.begin; i < mine.end; ++i) call(body, i);
-    } catch (...) {
-      if (!failed.test_and_set()) error = std::current_exception();
-    }
-  }
-  if (error) std::rethrow_exception(error);
+// Those of the process. Their threads may still wait when the process ends, so
+// nothing is destroyed.
+Helpers& helpers() {
+  static_assert(std::is_trivially_destructible_v<Helpers>);
+  static constinit Helpers shared(use_one_thread);
+  static const int forgets_after_fork =
+      pthread_atfork(nullptr, nullptr, [] { shared.forget(); });
+  static_cast<void>(forgets_after_fork);
+  return shared;
+}
+
+}  // namespace
+
+void run_on(int64_t num_threads, int64_t count, TaskCall call,
+            const void* body) {
+#if defined(_OPENMP)
+  // A task shares its work with nobody, and neither do libraries that it calls.
+  const ScopedBudget alone(1);
+  helpers().run(num_threads, count, call, body);
+#else
+  // Nothing would keep libraries from starting threads for each task.
+  static_cast<void>(num_threads);
+  for (int64_t i = 0; i < count; ++i) call(body, i);
+#endif
 }
 
 }  // namespace popsim::threads

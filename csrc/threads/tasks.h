@@ -1,5 +1,5 @@
-// Work shared between threads. Only this folder uses OpenMP and
-// at::parallel_for.
+// Work shared between threads. Only this folder uses OpenMP, to tell libraries
+// how many threads they may use.
 //
 // Results must not depend on the number of threads, so there are two ways:
 //   Tasks   the division depends only on the shape. A task may add up its
@@ -13,27 +13,17 @@
 #include <cstdint>
 
 #include "threads/budget.h"
+#include "threads/job.h"
+#include "threads/range.h"
 #include "threads/work.h"
 
 namespace popsim::threads {
 
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-
-  [[nodiscard]] int64_t size() const { return end - begin; }
-};
-
-// One of `count` parts of [0, units) of about the same length.
-[[nodiscard]] constexpr Range part(int64_t units, int64_t index,
-                                   int64_t count) {
-  return {units * index / count, units * (index + 1) / count};
-}
-
-// Calls call(body, i) for each i < count on at most `num_threads` threads. If
-// calls throw, it throws the exception of the first one.
-void run_on(int64_t num_threads, int64_t count,
-            void (*call)(const void* body, int64_t i), const void* body);
+// Calls call(body, i) for each i < count on at most `num_threads` threads: the
+// calling one, and helpers as far as they are free (helpers.h). If calls throw,
+// it throws the exception of the first of them by their numbers.
+void run_on(int64_t num_threads, int64_t count, TaskCall call,
+            const void* body);
 
 // Calls body(i) for each i < count on at most `num_threads` threads.
 template <typename Body>

@@ -124,8 +124,7 @@ class Producer:
     """Iterates a dataset once, in a thread of its own, and puts its elements into a ring.
 
     PyTorch uses only that one thread, as in the workers of a ``DataLoader``. More threads would
-    compete with those of the device: if there are more threads than cores, OpenMP makes all of them
-    sleep at every barrier, and a step of a small model takes twice as long.
+    compete with those of the device for the cores.
 
     The producer has no reference to its queue, so the queue can be deleted.
 
