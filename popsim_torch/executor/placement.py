@@ -29,7 +29,7 @@ def place(
         training: Whether it trains.
 
     Returns:
-        The schedule of the program, and the number of IPUs that the model takes.
+        The schedule of the program, and the number of IPUs that all replicas take.
 
     Raises:
         Error: Stages, schedule and counts do not fit together.
@@ -57,5 +57,6 @@ def place(
         loop.gradient_accumulation,
         loop.device_iterations,
         options.auto_round_num_ipus,
+        loop.replicas,
     )
     return schedule, num_ipus

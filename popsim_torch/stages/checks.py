@@ -24,6 +24,7 @@ def check_pipeline(
     gradient_accumulation: int,
     device_iterations: int,
     auto_round: bool,
+    replicas: int = 1,
 ) -> int:
     """Check that a model with stages can run, and return the number of IPUs that it needs.
 
@@ -35,32 +36,43 @@ def check_pipeline(
         gradient_accumulation: Micro-batches per weight update (count).
         device_iterations: How often the device repeats the step per call (count).
         auto_round: Whether to reserve more IPUs if their number is not a power of two.
+        replicas: Copies of the model (count), each on IPUs of its own.
 
     Raises:
         Error: The model needs more than 64 IPUs, or, if ``auto_round`` is off, a number that is not
             a power of two; or there are too few micro-batches to fill the pipeline.
     """
-    num_ipus = _count_ipus(ipu_ids, auto_round)
+    num_ipus = _count_ipus(ipu_ids, replicas, auto_round)
     if num_stages > 1 and strategy.is_pipelined:
         _check_fills(num_stages, training, gradient_accumulation, device_iterations)
     return num_ipus
 
 
-def _count_ipus(ipu_ids: Sequence[int], auto_round: bool) -> int:
-    num_ipus = 1 + max(ipu_ids, default=0)
+def _count_ipus(ipu_ids: Sequence[int], replicas: int, auto_round: bool) -> int:
+    of_one = 1 + max(ipu_ids, default=0)
+    num_ipus = of_one * replicas
     rounded = 1 << (num_ipus - 1).bit_length()
     if rounded > MAX_IPUS:
         raise Error(
             f"Too many IPUs requested ({num_ipus}): one process can use {MAX_IPUS}. "
-            f"Use IPU ids below {MAX_IPUS}."
+            + (
+                f"Use IPU ids below {MAX_IPUS}."
+                if replicas == 1
+                else f"There are {replicas} replicas of {of_one} IPU{'s' if of_one > 1 else ''} "
+                "each: use fewer, or divide them among several processes."
+            )
         )
     if num_ipus != rounded:
+        found = f"highest IPU id {of_one - 1}"
+        advice = f"Place the blocks on {rounded // 2} or {rounded} IPUs"
+        if replicas > 1:
+            found = f"{replicas} replicas of {of_one}"
+            advice = "Use another number of replicas or IPUs"
         if not auto_round:
             raise Error(
-                f"The model specifies the use of {num_ipus} IPUs (highest IPU id {num_ipus - 1}), "
+                f"The model specifies the use of {num_ipus} IPUs ({found}), "
                 f"and only powers of two can be reserved: it has to reserve a minimum of {rounded}."
-                f" Place the blocks on {rounded // 2} or {rounded} IPUs, or call "
-                "poptorch.Options().autoRoundNumIPUs(True)."
+                f" {advice}, or call poptorch.Options().autoRoundNumIPUs(True)."
             )
         _logger.warning(
             "The model specifies the use of %d IPUs; %d are reserved, the next power of two "

@@ -584,7 +584,7 @@ def test_too_many_ipus():
     model = Model()
     options = options_of(65, 1)
     training = poptorch.trainingModel(model, options, sgd(model))
-    with pytest.raises(poptorch.Error, match=r"Too many IPUs requested \(128\)"):
+    with pytest.raises(poptorch.Error, match=r"Too many IPUs requested \(65\)"):
         training(*data(MICRO_BATCH * D * 65)[0])
 
 
