@@ -187,7 +187,7 @@ def read_options(c: Compilation) -> None:
         c.stages,
         c.numerics,
         training=c.training,
-        pipelined=is_pipelined(c.schedule),
+        schedule=c.schedule,
     )
 
 
@@ -324,6 +324,7 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.numerics.floating_point_checks,
         c.numerics.synthetic_data == SyntheticData.NONE,
         c.stages.positions,
+        c.stages.ipu_of_stage,
     )
     arguments, outputs = c.interface.arguments, c.traced.outputs
     return fit_to_host(program, run, arguments, outputs, c.plan, c.log, fed=c.request.fed)
