@@ -16,7 +16,7 @@ Sequential, Default = PipelineSchedule.Sequential, PipelineSchedule.Default
 
 GRIDS = {
     Grouped: """\
-time    0  1  2     3        4     5     6
+time    0  1  2     3        4     5     6     7
 stage 0 F0 F1 F2    F3 R0 B0 R1 B1 R2 B2 R3 B3 U
 stage 1    F0 F1 B0 F2 B1    F3 B2 B3          U""",
     Interleaved: """\
