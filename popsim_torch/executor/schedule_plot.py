@@ -121,7 +121,7 @@ def _plot_run(axes: Axes, schedule: Schedule, timeline: Timeline) -> None:
     what = f"device iteration {last}" if schedule.training else "the whole run"
     axes.set_title(f"As it ran on {threads}: {what}", loc="left", fontsize="medium")
     busy = [
-        sum(one.seconds for one in shown if one.stage == stage) / max(end - start, 1e-12)
+        sum(one.seconds for one in shown if one.stage in (stage, None)) / max(end - start, 1e-12)
         for stage in range(schedule.num_stages)
     ]
     _label_rows(axes, schedule, [f"idle {max(1 - share, 0):.0%}" for share in busy])

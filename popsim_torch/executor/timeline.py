@@ -121,8 +121,13 @@ class Timeline(Sequence[TimedAction]):
 
     @property
     def idle(self) -> tuple[float, ...]:
-        """The share of the run in which each stage waited, or weights were updated."""
-        return tuple(1 - share for share in self.use)
+        """The share of the run in which each stage waited; weight updates are no waiting."""
+        return tuple(max(1 - share - self.update, 0.0) for share in self.use)
+
+    @cached_property
+    def update(self) -> float:
+        """The share of the run in which weights were updated."""
+        return sum(one.seconds for one in self._actions if one.kind == "update") / self.seconds
 
     def of_iteration(self, device_iteration: int) -> list[TimedAction]:
         """Return the actions of one device iteration, in the order in which they began."""
@@ -143,15 +148,16 @@ class Timeline(Sequence[TimedAction]):
                 f"{1e6 * time.forward:.1f}",
                 f"{1e6 * time.backward:.1f}" if self.training else "-",
                 f"{use:.0%}",
-                f"{1 - use:.0%}",
+                f"{idle:.0%}",
             ]
-            for stage, (time, use) in enumerate(zip(self.stages, self.use, strict=True))
+            for stage, (time, use, idle) in enumerate(
+                zip(self.stages, self.use, self.idle, strict=True)
+            )
         ]
         threads = "1 thread" if self.num_threads == 1 else f"{self.num_threads} threads"
-        updates = sum(one.seconds for one in self._actions if one.kind == "update")
         last = f"The run took {1e6 * self.seconds:.0f} us on {threads}"
         if self.training:
-            last += f"; weight updates took {1e6 * updates:.0f} us of it"
+            last += f"; weight updates took {self.update:.0%} of it"
         return f"{table(header, rows)}\n\n{last}."
 
 
