@@ -62,19 +62,19 @@ class RecordedAnchors(Mapping[str, torch.Tensor]):
         """Return the axes of an anchored tensor."""
 
 
-def axes_of_anchor(
-    compiled: CompiledModel, request: AnchorRequest, replicas: int, *, is_loop: bool
-) -> AnchorAxes:
+def axes_of_anchor(compiled: CompiledModel, request: AnchorRequest, *, is_loop: bool) -> AnchorAxes:
     """Return the axes of what an anchor returns.
 
     Args:
         compiled: The program, which has the anchor.
         request: The request of the anchor.
-        replicas: The number of replicas.
         is_loop: Whether the program is a device loop: its device iterations are those of the loop.
     """
     anchor = compiled.program.anchors[request.short_name]
-    axes = [*_axes_of_mode(compiled, request, is_loop=is_loop), Axis("replica", replicas)]
+    axes = [
+        *_axes_of_mode(compiled, request, is_loop=is_loop),
+        Axis("replica", compiled.run.loop.replicas),
+    ]
     graph = compiled.program.graph
     shape = graph.tensors[anchor.tensor].shape
     iterations = _iterations(graph, anchor.tensor)

@@ -150,7 +150,7 @@ class Inspection:
         options = self._device.options
         mode, period = OutputMode(options.output_mode), options.output_return_period
         request = AnchorRequest.of(short_name, options.anchored_tensors[short_name], mode, period)
-        return axes_of_anchor(compiled, request, options.replication_factor, is_loop=self._is_loop)
+        return axes_of_anchor(compiled, request, is_loop=self._is_loop)
 
     def compile_log(self) -> CompileLog:
         """Return the steps that compiled the model, in order, with the time of each.

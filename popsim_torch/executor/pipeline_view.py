@@ -57,8 +57,8 @@ class PipelineView:
     def record_timeline(self, on: bool = True) -> None:
         """Record when each stage begins and ends its work, in all runs from now on.
 
-        ``timeline()`` returns the latest run. Recording takes about 0.1 microseconds for each
-        micro-batch on each stage, and 32 bytes of memory.
+        ``timeline()`` returns the latest run. Recording reads the clock twice for each action, and
+        keeps 16 bytes for it. It changes no value.
 
         Args:
             on: False to stop recording; forgets the recorded run.

@@ -22,6 +22,7 @@ _COLOURS = {
     "update": "#9d7fc1",
 }
 _MOST_LABELS = 400
+_MOST_ROWS = 16
 _GAP = 1.0
 """The width of the gap that stands for repetitions, in passes."""
 _RECOMPUTATION = 0.4
@@ -42,10 +43,14 @@ def plot_schedule(schedule: Schedule, path: Any) -> Figure:
             "matplotlib. print(executor.schedule()) shows the schedule as text."
         ) from error
     timeline = schedule.timeline
-    panels = 1 if timeline is None else 2
-    height = 1.3 + panels * (0.9 + 0.42 * schedule.num_stages)
-    figure = Figure(figsize=(11, height), layout="constrained")
-    axes: list[Axes] = list(figure.subplots(panels, squeeze=False)[:, 0])
+    panels = [schedule.num_stages]
+    if timeline is not None:
+        panels.append(schedule.num_stages * len(shown_replicas(schedule, timeline)))
+    heights = [0.9 + 0.42 * rows for rows in panels]
+    figure = Figure(figsize=(11, 1.3 + sum(heights)), layout="constrained")
+    axes: list[Axes] = list(
+        figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
+    )
     _plot_plan(axes[0], schedule)
     if timeline is not None:
         _plot_run(axes[1], schedule, timeline)
@@ -82,7 +87,7 @@ def _plot_plan(axes: Axes, schedule: Schedule) -> None:
     axes.set_xticks([at for at, _ in ticks[::every]], [text for _, text in ticks[::every]])
     axes.set_xlabel("time slot")
     axes.set_title(f"As planned: {schedule.title}", loc="left", fontsize="medium")
-    _label_rows(axes, schedule, [f"computes {percent(share)}" for share in schedule.use])
+    _label_rows(axes, schedule.labels, [f"computes {percent(share)}" for share in schedule.use])
 
 
 def _place(
@@ -107,24 +112,35 @@ def _plot_run(axes: Axes, schedule: Schedule, timeline: Timeline) -> None:
     shown: Sequence[TimedAction] = timeline.of_iteration(last) if schedule.training else timeline
     start = min((one.begin for one in shown), default=0.0)
     end = max((one.end for one in shown), default=0.0)
-    unit, name = (1e3, "ms") if end - start >= 1e-2 else (1e6, "us")
-    rows: list[list[_Box]] = [[] for _ in range(schedule.num_stages)]
+    unit, unit_name = (1e3, "ms") if end - start >= 1e-2 else (1e6, "us")
+    replicas = shown_replicas(schedule, timeline)
+    names = [(replica, stage) for replica in replicas for stage in range(schedule.num_stages)]
+    rows: dict[tuple[int, int], list[_Box]] = {name: [] for name in names}
     for one in shown:
-        stages = range(schedule.num_stages) if one.stage is None else [one.stage]
         begin, width = unit * (one.begin - start), unit * one.seconds
         label = "U" if one.micro_batch is None else f"{one.kind[0].upper()}{one.micro_batch}"
-        for stage in stages:
-            rows[stage].append((begin, width, one.kind, label))
-    _draw(axes, rows, unit * (end - start))
-    axes.set_xlabel(f"time, {name}")
+        for name in names if one.stage is None else [(one.replica, one.stage)]:
+            if name in rows:
+                rows[name].append((begin, width, one.kind, label))
+    _draw(axes, list(rows.values()), unit * (end - start))
+    axes.set_xlabel(f"time, {unit_name}")
     threads = "1 thread" if timeline.num_threads == 1 else f"{timeline.num_threads} threads"
     what = f"device iteration {last}" if schedule.training else "the whole run"
+    if len(replicas) < timeline.num_replicas:
+        what += f", replicas 0 to {replicas[-1]} of {timeline.num_replicas}"
     axes.set_title(f"As it ran on {threads}: {what}", loc="left", fontsize="medium")
-    busy = [
-        sum(one.seconds for one in shown if one.stage in (stage, None)) / max(end - start, 1e-12)
-        for stage in range(schedule.num_stages)
+    busy = [sum(width for _, width, _, _ in boxes) for boxes in rows.values()]
+    idle = [max(1 - one / max(unit * (end - start), 1e-9), 0.0) for one in busy]
+    labels = [
+        schedule.labels[stage] + (f", replica {replica}" if timeline.num_replicas > 1 else "")
+        for replica, stage in names
     ]
-    _label_rows(axes, schedule, [f"idle {max(1 - share, 0):.0%}" for share in busy])
+    _label_rows(axes, labels, [f"idle {share:.0%}" for share in idle])
+
+
+def shown_replicas(schedule: Schedule, timeline: Timeline) -> range:
+    """Return the replicas whose times are drawn: as many as fit."""
+    return range(min(timeline.num_replicas, max(_MOST_ROWS // schedule.num_stages, 1)))
 
 
 def _draw(axes: Axes, rows: Sequence[Sequence[_Box]], length: float) -> None:
@@ -142,10 +158,10 @@ def _draw(axes: Axes, rows: Sequence[Sequence[_Box]], length: float) -> None:
     axes.set_ylim(len(rows) - 0.4, -0.6)
 
 
-def _label_rows(axes: Axes, schedule: Schedule, shares: Sequence[str]) -> None:
-    axes.set_yticks(range(schedule.num_stages), schedule.labels)
+def _label_rows(axes: Axes, labels: Sequence[str], shares: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
     right = axes.secondary_yaxis("right")
-    right.set_yticks(range(schedule.num_stages), shares)
+    right.set_yticks(range(len(labels)), shares)
     right.tick_params(length=0)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)

@@ -34,7 +34,8 @@ class StageSummary:
     Attributes:
         stage: Its number.
         ipu: Its IPU.
-        thread: The thread that it runs on if the stages run at the same time, counted from 0.
+        thread: The thread that it runs on if the stages run at the same time, counted from 0; with
+            several replicas that of the first one.
         modules: The names of its modules, without those inside of them; a module that several
             stages use is in each of them.
         parameters: Number of elements of the parameters that it uses.
@@ -215,7 +216,7 @@ def _times(
     training = compiled.plan is not None
     if profile is not None:
         loop = compiled.run.loop
-        passes = loop.device_iterations * loop.gradient_accumulation
+        passes = loop.device_iterations * loop.gradient_accumulation * loop.replicas
         sums = {
             phase: [0.0] * len(compiled.executable.plan.lane_of_stage)
             for phase in ("forward", "backward")

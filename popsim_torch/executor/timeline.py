@@ -26,6 +26,7 @@ class TimedAction:
         micro_batch: The micro-batch, counted from 0; in training from the last update. None for an
             update.
         device_iteration: The device iteration, counted from 0.
+        replica: The replica, counted from 0; 0 for an update, which is that of all replicas.
         thread: The thread, counted from 0; 0 is the thread of the caller.
         begin: The time at which it began (seconds from the beginning of the run).
         end: The time at which it ended.
@@ -35,6 +36,7 @@ class TimedAction:
     stage: int | None
     micro_batch: int | None
     device_iteration: int
+    replica: int
     thread: int
     begin: float
     end: float
@@ -47,19 +49,19 @@ class TimedAction:
 
 @dataclass(frozen=True)
 class StageTime:
-    """The times of a stage in a run, in seconds.
+    """The times of a stage in a run, in seconds, over all replicas.
 
     Attributes:
         forward: The mean time of a forward pass; 0 if there was none.
         backward: The mean time of a backward pass; 0 if there was none.
         busy: The time of all its passes.
-        thread: The thread that it ran on.
+        threads: The threads that it ran on; each replica of a stage runs on one thread.
     """
 
     forward: float
     backward: float
     busy: float
-    thread: int
+    threads: tuple[int, ...]
 
 
 class Timeline(Sequence[TimedAction]):
@@ -96,6 +98,11 @@ class Timeline(Sequence[TimedAction]):
         return len(self._actions)
 
     @property
+    def num_replicas(self) -> int:
+        """The number of replicas."""
+        return 1 + max((one.replica for one in self._actions), default=0)
+
+    @property
     def num_threads(self) -> int:
         """The number of threads that the stages ran on."""
         return len({one.thread for one in self._actions})
@@ -110,14 +117,15 @@ class Timeline(Sequence[TimedAction]):
             for one in own:
                 times[one.kind].append(one.seconds)
             means = {kind: sum(all_) / max(len(all_), 1) for kind, all_ in times.items()}
-            thread = own[0].thread if own else 0
-            found.append(StageTime(**means, busy=sum(map(sum, times.values())), thread=thread))
+            threads = tuple(sorted({one.thread for one in own}))
+            found.append(StageTime(**means, busy=sum(map(sum, times.values())), threads=threads))
         return tuple(found)
 
     @property
     def use(self) -> tuple[float, ...]:
-        """The share of the run in which each stage worked on micro-batches."""
-        return tuple(min(one.busy / self.seconds, 1.0) for one in self.stages)
+        """The share of the run in which each stage worked on micro-batches, mean of its threads."""
+        shares = (one.busy / self.seconds / max(len(one.threads), 1) for one in self.stages)
+        return tuple(min(share, 1.0) for share in shares)
 
     @property
     def idle(self) -> tuple[float, ...]:
@@ -144,7 +152,7 @@ class Timeline(Sequence[TimedAction]):
         rows = [
             [
                 str(stage),
-                str(time.thread),
+                ", ".join(map(str, time.threads)) or "-",
                 f"{1e6 * time.forward:.1f}",
                 f"{1e6 * time.backward:.1f}" if self.training else "-",
                 f"{use:.0%}",
@@ -165,7 +173,7 @@ def read_timeline(compiled: CompiledModel, recorded: _native.Timeline) -> Timeli
     """Return the timeline of a recorded run of a compiled model."""
     training = compiled.plan is not None
     accumulation = compiled.run.loop.gradient_accumulation
-    lanes = compiled.executable.plan.lane_of_stage
+    num_stages = len(compiled.executable.plan.lane_of_stage)
     actions = []
     for one in recorded.actions():
         is_update = one.kind == "U"
@@ -178,9 +186,10 @@ def read_timeline(compiled: CompiledModel, recorded: _native.Timeline) -> Timeli
                 None if is_update else one.stage,
                 None if is_update else (step if training else one.index),
                 iteration,
-                lanes[one.stage] if recorded.apart and not is_update else 0,
+                one.replica,
+                one.thread,
                 one.begin,
                 one.end,
             )
         )
-    return Timeline(actions, len(lanes), recorded.seconds, training=training)
+    return Timeline(actions, num_stages, recorded.seconds, training=training)

@@ -68,7 +68,8 @@ class FittedAnchors(RecordedAnchors):
     def keep(self) -> None:
         """Read all anchors before the program ends, and keep their values."""
         self._kept = {name: self._read(name) for name in self._names}
-        self._kept_axes = {name: self._read_axes(name) for name in self._names}
+        if self._function is not None and self._function.programs:
+            self._kept_axes = {name: self._read_axes(name) for name in self._names}
         self._function = None
 
     def _read_axes(self, short_name: str) -> AnchorAxes:

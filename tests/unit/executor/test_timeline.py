@@ -7,7 +7,8 @@ import torch
 
 import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
-from tests.unit.executor.pipelined import compiled, wrap
+from tests.options import make_options
+from tests.unit.executor.pipelined import MICRO_BATCH, WIDTH, Layers, compiled, wrap
 
 pytestmark = pytest.mark.filterwarnings("ignore:The model specifies")
 SCHEDULES = list(PipelineSchedule)
@@ -184,3 +185,29 @@ def test_a_profile_does_not_disturb_the_timeline():
     executor.profile(x)
     assert executor.timeline().num_threads == 1  # a profile runs on one thread
     assert compiled(2).schedule().timeline is None
+
+
+@pytest.mark.parametrize("num_stages", [1, 2])
+def test_replicas_have_times_of_their_own(num_stages, threads):
+    options = make_options(2, 4).replicationFactor(3).autoRoundNumIPUs(True)
+    options.pipelineSchedule(PipelineSchedule.Grouped)
+    model = Layers(num_stages)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(2 * 4 * 3 * MICRO_BATCH, WIDTH)
+    training.compile(x)
+    training.record_timeline()
+    training(x)
+    timeline = training.timeline()
+    assert timeline.num_replicas == 3
+    passes = {
+        (one.kind, one.stage, one.replica, one.device_iteration, one.micro_batch)
+        for one in timeline
+        if one.kind != "update"
+    }
+    assert len(passes) == 2 * num_stages * 3 * 2 * 4 and len(timeline) == len(passes) + 2
+    for thread in range(timeline.num_threads):
+        own = [one for one in timeline if one.thread == thread]
+        assert all(a.end <= b.begin for a, b in pairwise(own))
+    assert max(timeline.use) <= 1 and (threads > 1 or timeline.num_threads == 1)
+    figure = training.schedule().plot()
+    assert len(figure.axes[1].get_yticks()) == 3 * num_stages
