@@ -212,3 +212,18 @@ def test_mistakes_are_explained():
     assert model.anchor_axes("hidden").sizes == (1, 1, 1, 2, 5)  # also before the first run
     with pytest.raises(AssertionError, match=r"anchor_axes: No tensor with name 'hiden'.*'hidden'"):
         model.anchor_axes("hiden")
+
+
+@pytest.mark.parametrize("mode", [OutputMode.All, OutputMode.Final])
+def test_replicas_have_entries_of_their_own(mode):
+    options = make_options(D, GA).replicationFactor(2).autoRoundNumIPUs(True)
+    options.pipelineSchedule(PipelineSchedule.Grouped).anchorTensor("input", "input", mode)
+    net = Net()
+    training = poptorch.trainingModel(net, options, torch.optim.SGD(net.parameters(), lr=RATE))
+    x = torch.randn(D * GA * 2 * SIZE, 4)
+    training(x)
+    axes = training.anchor_axes("input")
+    value = training.getAnchoredTensor("input").reshape(axes.sizes)
+    expected = x.reshape(D, GA, 2, SIZE, 4)
+    assert torch.equal(value, expected if mode == OutputMode.All else expected[-1, -1])
+    assert axes.names[-3:] == ("replica", "dimension 0", "dimension 1")

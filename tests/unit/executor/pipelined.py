@@ -28,7 +28,15 @@ class Layers(nn.Module):
 
 
 def wrap(
-    num_stages, *, ga=8, d=1, schedule=PipelineSchedule.Default, training=True, ipus=None, **anchors
+    num_stages,
+    *,
+    ga=8,
+    d=1,
+    schedule=PipelineSchedule.Default,
+    training=True,
+    ipus=None,
+    replicas=1,
+    **anchors,
 ):
     """Return an executor, and an argument of its call.
 
@@ -39,6 +47,7 @@ def wrap(
         schedule: The schedule.
         training: Whether to wrap for training.
         ipus: The IPU of each stage.
+        replicas: The number of replicas.
         **anchors: The long name, and perhaps the mode and the period, by the short name.
     """
     options = make_options(d, ga if training else 1, seed=1).autoRoundNumIPUs(True)
@@ -48,10 +57,11 @@ def wrap(
         for stage, ipu in enumerate(ipus or range(num_stages))
     ]
     options.setExecutionStrategy(poptorch.PipelinedExecution(*stages))
+    options.replicationFactor(replicas)
     for short, (name, *mode) in anchors.items():
         options.anchorTensor(short, name, *mode)
     model = Layers(num_stages)
-    x = torch.randn(d * (ga if training else 1) * MICRO_BATCH, WIDTH)
+    x = torch.randn(d * (ga if training else 1) * replicas * MICRO_BATCH, WIDTH)
     if not training:
         return poptorch.inferenceModel(model.eval(), options), x
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)

@@ -7,8 +7,7 @@ import torch
 
 import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
-from tests.options import make_options
-from tests.unit.executor.pipelined import MICRO_BATCH, WIDTH, Layers, compiled, wrap
+from tests.unit.executor.pipelined import compiled, wrap
 
 pytestmark = pytest.mark.filterwarnings("ignore:The model specifies")
 SCHEDULES = list(PipelineSchedule)
@@ -189,14 +188,7 @@ def test_a_profile_does_not_disturb_the_timeline():
 
 @pytest.mark.parametrize("num_stages", [1, 2])
 def test_replicas_have_times_of_their_own(num_stages, threads):
-    options = make_options(2, 4).replicationFactor(3).autoRoundNumIPUs(True)
-    options.pipelineSchedule(PipelineSchedule.Grouped)
-    model = Layers(num_stages)
-    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
-    x = torch.randn(2 * 4 * 3 * MICRO_BATCH, WIDTH)
-    training.compile(x)
-    training.record_timeline()
-    training(x)
+    training, _ = recorded(num_stages, ga=4, d=2, replicas=3, schedule=PipelineSchedule.Grouped)
     timeline = training.timeline()
     assert timeline.num_replicas == 3
     passes = {
