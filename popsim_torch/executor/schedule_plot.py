@@ -112,7 +112,7 @@ def _plot_run(axes: Axes, schedule: Schedule, timeline: Timeline) -> None:
     shown: Sequence[TimedAction] = timeline.of_iteration(last) if schedule.training else timeline
     start = min((one.begin for one in shown), default=0.0)
     end = max((one.end for one in shown), default=0.0)
-    unit, unit_name = (1e3, "ms") if end - start >= 1e-2 else (1e6, "us")
+    unit, unit_name = (1e3, "ms") if end - start >= 2e-3 else (1e6, "us")
     replicas = shown_replicas(schedule, timeline)
     names = [(replica, stage) for replica in replicas for stage in range(schedule.num_stages)]
     rows: dict[tuple[int, int], list[_Box]] = {name: [] for name in names}
