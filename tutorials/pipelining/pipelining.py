@@ -16,7 +16,7 @@ from common.arguments import count, positive
 from common.batches import Batches, load_mnist
 from common.data import add_data_arguments
 
-SCHEDULES = [schedule.name for schedule in poptorch.PipelineSchedule]
+ALL_SCHEDULES = [schedule.name for schedule in poptorch.PipelineSchedule]
 
 
 def combined_batch(arguments: argparse.Namespace) -> tuple[torch.Tensor, torch.Tensor]:
@@ -71,12 +71,12 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--network", choices=list(NETWORKS), default="mlp")
     parser.add_argument("--stages", type=count, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--schedules", choices=SCHEDULES, nargs="+", default=SCHEDULES)
+    parser.add_argument("--schedules", choices=ALL_SCHEDULES, nargs="+", default=ALL_SCHEDULES)
     parser.add_argument("--micro-batch-size", type=count, default=64)
     parser.add_argument("--gradient-accumulation", type=count, default=16)
     parser.add_argument("--updates", type=count, default=2, help="weight updates in a call")
     parser.add_argument("--learning-rate", type=positive, default=0.1)
-    parser.add_argument("--rounds", type=count, default=5, help="calls that are measured")
+    parser.add_argument("--rounds", type=count, default=3, help="calls that are measured")
     parser.add_argument("--balance", action="store_true", help="choose the stages by their time")
     parser.add_argument("--seed", type=int, default=0, help="for weights and shuffling")
     parser.add_argument(
