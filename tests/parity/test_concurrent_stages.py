@@ -1,5 +1,6 @@
 """Concurrent stages of a pipeline have the bits of the same functions one after another."""
 
+
 import pytest
 import torch
 from torch import nn

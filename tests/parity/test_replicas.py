@@ -1,5 +1,7 @@
 """Replicas: copies of a model on other micro-batches train as one copy on all of them."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -81,9 +83,7 @@ def trained(replicas, *args, **more):
 def close(found, expected, **tolerance):
     assert found.keys() == expected.keys()
     for name, value in found.items():
-        torch.testing.assert_close(
-            value, expected[name], **tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
+        torch.testing.assert_close(value, expected[name], **tolerance, msg=lambda m, n=name: f"{n}: {m}")
 
 
 OPTIMIZERS = {
