@@ -84,20 +84,23 @@ class AnchorRequest:
         return cls(short_name, long_name, model_mode, period)
 
 
-def unknown_anchor(short_name: str, anchors: Iterable[str], where: str) -> UsageAssertionError:
+def unknown_anchor(
+    short_name: str, anchors: Iterable[str], where: str, *, method: str = "getAnchoredTensor"
+) -> UsageAssertionError:
     """Return the error for a short name that no anchor has.
 
     Args:
         short_name: The unknown name.
         anchors: The short names of the registered anchors.
         where: Where to register an anchor, as the end of a sentence.
+        method: The method that was called.
     """
     known = list(anchors)
     close = closest_names(short_name, known)
     hint = f" Closest name: '{close[0]}'." if close else ""
     listed = f" There {'is' if len(known) == 1 else 'are'} {listed_names(known)}." if known else ""
     return UsageAssertionError(
-        f"getAnchoredTensor: No tensor with name '{short_name}' among the {len(known)} anchors."
+        f"{method}: No tensor with name '{short_name}' among the {len(known)} anchors."
         f"{hint}{listed} Register it with Options.anchorTensor {where}."
     )
 

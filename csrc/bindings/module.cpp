@@ -114,18 +114,6 @@ schedule::Schedule generate(const std::string& name, int32_t num_stages,
       {num_stages, num_micro_batches, training, positions});
 }
 
-std::vector<std::vector<std::string>> words_of(
-    const schedule::Stretch& stretch) {
-  std::vector<std::vector<std::string>> times;
-  for (const schedule::ActionList& actions : schedule::times_of(stretch)) {
-    std::vector<std::string>& words = times.emplace_back();
-    for (const schedule::Action& action : actions) {
-      words.push_back(to_string(action));
-    }
-  }
-  return times;
-}
-
 void bind_schedule(py::module_& m) {
   m.def(
       "schedule_actions",
@@ -140,13 +128,8 @@ void bind_schedule(py::module_& m) {
       "schedule_times",
       [](const std::string& name, int32_t num_stages, int64_t num_micro_batches,
          bool training, const std::vector<int32_t>& positions) {
-        std::vector<std::pair<int64_t, std::vector<std::vector<std::string>>>>
-            stretches;
-        for (const schedule::Stretch& stretch : generate(
-                 name, num_stages, num_micro_batches, training, positions)) {
-          stretches.emplace_back(stretch.times, words_of(stretch));
-        }
-        return stretches;
+        return schedule::time_table(
+            generate(name, num_stages, num_micro_batches, training, positions));
       },
       py::arg("name"), py::arg("num_stages"), py::arg("num_micro_batches"),
       py::arg("training"), py::arg("positions") = std::vector<int32_t>());

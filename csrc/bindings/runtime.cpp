@@ -17,10 +17,12 @@ namespace {
 
 using graph::Graph;
 using graph::TensorId;
+using runtime::ActionTime;
 using runtime::Company;
 using runtime::Executable;
 using runtime::Plan;
 using runtime::RunConfig;
+using runtime::Timeline;
 
 // The numbers of an exchange, and the function that adds them up.
 using GivenExchange = std::optional<std::tuple<at::Tensor, py::object>>;
@@ -129,6 +131,10 @@ void bind_plan(py::module_& m) {
                              })
       .def_property_readonly("lane_of_stage", &Plan::lane_of_stage)
       .def_property_readonly("num_teams", &Plan::num_teams)
+      .def("schedule_times",
+           [](const Plan& self) {
+             return schedule::time_table(self.schedule());
+           })
       .def("arena_ranges", &arena_ranges);
 }
 
@@ -140,6 +146,20 @@ void bind_runtime(py::module_& m) {
       .def_readonly("op", &runtime::OpTime::op)
       .def_readonly("executions", &runtime::OpTime::executions)
       .def_readonly("seconds", &runtime::OpTime::seconds);
+  py::class_<ActionTime>(m, "ActionTime")
+      .def_property_readonly("kind",
+                             [](const ActionTime& self) {
+                               return schedule::kind_letter(self.kind);
+                             })
+      .def_readonly("replica", &ActionTime::replica)
+      .def_readonly("stage", &ActionTime::stage)
+      .def_readonly("index", &ActionTime::index)
+      .def_readonly("begin", &ActionTime::begin)
+      .def_readonly("end", &ActionTime::end)
+      .def_readonly("thread", &ActionTime::thread);
+  py::class_<Timeline>(m, "Timeline")
+      .def_property_readonly("seconds", &Timeline::seconds)
+      .def("actions", &Timeline::actions);
   py::class_<runtime::InputPlace>(m, "InputPlace")
       .def(py::init<int64_t, int64_t, bool>(), py::arg("feed") = -1,
            py::arg("position") = 0, py::arg("shared") = false);
@@ -177,6 +197,8 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("inputs"), py::arg("repeats"), py::arg("host") = py::none(),
           py::arg("exchange") = py::none())
+      .def("record", &Executable::record, py::arg("on"))
+      .def("timeline", &Executable::timeline)
       .def("stop", &Executable::stop)
       .def_property_readonly("num_micro_batches",
                              &Executable::num_micro_batches)

@@ -223,8 +223,11 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   stop_.begin_run(company.overseer);
   const std::vector<Listener*> listeners = this->listeners(stopwatch);
   const auto began = std::chrono::steady_clock::now();
+  if (timeline_) timeline_->begin_run();
   stage_.run({all_sources_, sinks_, all_feeds_, all_outlets_, seed_,
-              company.host, company.exchange, listeners, stop_});
+              company.host, company.exchange, listeners, stop_,
+              timeline_ ? &*timeline_ : nullptr});
+  if (timeline_) timeline_->end_run();
   called_ = called;
   began_ = began;
   ended_ = std::chrono::steady_clock::now();
@@ -255,6 +258,17 @@ std::vector<OpTime> Executable::profile(const std::vector<at::Tensor>& inputs,
     stopwatch.end_run();
   }
   return stopwatch.times();
+}
+
+void Executable::record(bool on) {
+  const Usage::Copy copy(usage_, "record_timeline");
+  timeline_.reset();
+  if (on) timeline_.emplace(plan_);
+}
+
+std::optional<Timeline> Executable::timeline() const {
+  const Usage::Copy copy(usage_, "timeline");
+  return timeline_ && timeline_->complete() ? timeline_ : std::nullopt;
 }
 
 at::Tensor Executable::memory_of(TensorId id, int32_t replica) const {

@@ -22,6 +22,7 @@
 #include "runtime/source.h"
 #include "runtime/stop.h"
 #include "runtime/stopwatch.h"
+#include "runtime/timeline.h"
 #include "runtime/usage.h"
 
 namespace popsim::runtime {
@@ -76,6 +77,11 @@ class Executable {
   // advance.
   std::vector<OpTime> profile(const std::vector<at::Tensor>& inputs,
                               int64_t repeats, const Company& company);
+  // Whether the runs from now on are recorded: when each of their actions
+  // begins and ends. Forgets what is recorded.
+  void record(bool on);
+  // The last recorded run, or null: none is complete.
+  [[nodiscard]] std::optional<Timeline> timeline() const;
   // Stops the current run; any thread may call it. Returns whether there is a
   // run.
   bool stop() { return usage_.stop(); }
@@ -156,6 +162,7 @@ class Executable {
   std::vector<Buffer> buffers_;            // by return
   std::vector<ops::Sink*> sinks_;          // by return
   std::optional<NumberWatch> watch_;
+  std::optional<Timeline> timeline_;  // if runs are recorded
   uint64_t seed_ = 0;
   std::atomic<int64_t> num_runs_ = 0;
   std::chrono::steady_clock::time_point called_;

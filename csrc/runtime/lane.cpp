@@ -130,8 +130,10 @@ void Lane::begin_run(const Call& call, int64_t iterations_before, bool* ended) {
 
 void Lane::run(const Call& call, const Action& action,
                const ops::Cursor& cursor, int64_t index) {
+  const auto began = Timeline::now(call.timeline);
   begin(call, action, cursor, index);
   instructions_.execute(block(action).instructions, context_);
+  if (call.timeline) call.timeline->note(action, replica_, index, began);
 }
 
 void Lane::begin(const Call& call, const Action& action,

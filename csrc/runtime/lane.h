@@ -17,6 +17,7 @@
 #include "runtime/plan.h"
 #include "runtime/source.h"
 #include "runtime/stop.h"
+#include "runtime/timeline.h"
 
 namespace popsim::runtime {
 
@@ -34,6 +35,8 @@ struct Call {
   ops::Exchange* exchange = nullptr;
   std::span<Listener* const> listeners;
   StopSign& stop;
+  // Null: nobody asks when actions begin and end.
+  Timeline* timeline = nullptr;
 };
 
 class Lane;

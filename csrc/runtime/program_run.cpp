@@ -113,6 +113,7 @@ void ProgramRun::run_iteration(const Call& call, int64_t iteration) {
   // Long ops may stop only if the device iteration can be discarded.
   const bool may_stop = !plan_.training() || checkpoint_.complete();
   const bool parallel = team_.can_run(call);
+  if (call.timeline) call.timeline->note_threads(parallel);
   for (size_t r = 0; r < lanes_.size(); ++r) {
     for (size_t i = 0; i < lanes_[r].size(); ++i) {
       // The sign is for the thread of the caller.
@@ -265,6 +266,7 @@ void ProgramRun::update(const Call& call, const Action& action,
     lanes_[0][0]->run(call, action, cursor(0), index);
     return;
   }
+  const auto began = Timeline::now(call.timeline);
   for (size_t r = 0; r < lanes_.size(); ++r) {
     lanes_[r][0]->begin(call, action, cursor(r), index);
   }
@@ -279,6 +281,7 @@ void ProgramRun::update(const Call& call, const Action& action,
       }
     }
   }
+  if (call.timeline) call.timeline->note(action, 0, index, began);
 }
 
 void ProgramRun::release_inputs(const Call& call, const Action& action,

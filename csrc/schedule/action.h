@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace popsim::schedule {
@@ -103,11 +104,19 @@ void validate(const Schedule& schedule, const Config& config);
 // The actions of a stretch, by time step, as in the first repetition.
 [[nodiscard]] std::vector<ActionList> times_of(const Stretch& stretch);
 
+// For each stretch the number of its repetitions, and the actions of the first
+// one by time step, as strings ("2F0").
+using TimeTable =
+    std::vector<std::pair<int64_t, std::vector<std::vector<std::string>>>>;
+[[nodiscard]] TimeTable time_table(const Schedule& schedule);
+
 // The largest number of micro-batches that are in flight at the same time,
 // including those that begin or end at that time. A program is pipelined if
 // this number is more than one.
 [[nodiscard]] int64_t max_in_flight(const Schedule& schedule);
 
+// "F", "B" or "U".
+[[nodiscard]] const char* kind_letter(ActionKind kind);
 [[nodiscard]] std::string to_string(const Action& action);
 // "0F0 1F0 1B0 0B0 U"; a long schedule shows repeated actions once, as in "(0F0
 // 1F0 1B0 0B0)x1000000 U".

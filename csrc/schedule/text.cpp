@@ -50,10 +50,33 @@ int64_t parse_times(const std::string& word) {
 
 }  // namespace
 
+const char* kind_letter(ActionKind kind) {
+  switch (kind) {
+    case ActionKind::kForward:
+      return "F";
+    case ActionKind::kBackward:
+      return "B";
+    case ActionKind::kUpdate:
+      return "U";
+  }
+  throw InternalError("schedule: not a kind of action");
+}
+
 std::string to_string(const Action& action) {
   if (action.kind == ActionKind::kUpdate) return "U";
-  return join(action.stage, action.kind == ActionKind::kForward ? "F" : "B",
-              action.micro_batch);
+  return join(action.stage, kind_letter(action.kind), action.micro_batch);
+}
+
+TimeTable time_table(const Schedule& schedule) {
+  TimeTable table;
+  for (const Stretch& stretch : schedule) {
+    auto& times = table.emplace_back(stretch.times, 0).second;
+    for (const ActionList& actions : times_of(stretch)) {
+      std::vector<std::string>& words = times.emplace_back();
+      for (const Action& action : actions) words.push_back(to_string(action));
+    }
+  }
+  return table;
 }
 
 std::string to_string(const Schedule& schedule) {

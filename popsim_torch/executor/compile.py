@@ -189,7 +189,7 @@ def read_options(c: Compilation) -> None:
         c.stages,
         c.numerics,
         training=c.training,
-        pipelined=is_pipelined(c.schedule),
+        schedule=c.schedule,
     )
 
 
@@ -325,6 +325,7 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.numerics.floating_point_checks,
         c.numerics.synthetic_data == SyntheticData.NONE,
         c.stages.positions,
+        c.stages.ipu_of_stage,
     )
     arguments, outputs = c.interface.arguments, c.traced.outputs
     distributed = c.request.options.Distributed

@@ -13,6 +13,7 @@ from torch import nn
 from popsim_torch import _native
 from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
+from popsim_torch.executor.anchor_axes import RecordedAnchors
 from popsim_torch.executor.compile import compile_model
 from popsim_torch.executor.compile_request import CompileRequest
 from popsim_torch.executor.compiled_model import CompiledModel
@@ -85,7 +86,7 @@ class DeviceProgram:
         self.state: DeviceState | None = None
         self.ready: CompiledModel | None = None
         self.last_complete_run = 0
-        self.fitted_anchors: Mapping[str, torch.Tensor] | None = None
+        self.fitted_anchors: RecordedAnchors | None = None
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
         self.carried: Collection[str] = ()
         self.exchange: ExchangeParts | None = None

@@ -23,6 +23,7 @@ from popsim_torch.executor.life_cycle import LifeCycle
 from popsim_torch.executor.no_backward import explain_backward
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.parameter_proxy import ParameterProxy
+from popsim_torch.executor.pipeline_view import PipelineView
 from popsim_torch.executor.profile import Profile, profile
 from popsim_torch.executor.random_state import MAX_SEED, RandomState
 from popsim_torch.executor.summary import ModelSummary, summarise_model
@@ -83,6 +84,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         self._copies = WeightCopies(device, self._use, self._user_model)
         self._timing = Timing(device, training=training)
         self._inspection = Inspection(device)
+        self._view = PipelineView(device)
         self._life = LifeCycle(
             device, self._user_model, self._use, self._random, self._copies, self._timing, settings
         )
@@ -107,8 +109,13 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     isAttachedToDevice = exposed("_inspection", Inspection.isAttachedToDevice)
     getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))
     getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
+    anchor_axes = exposed("_inspection", Inspection.anchor_axes)
     program = exposed("_inspection", Inspection.program)
     compile_log = exposed("_inspection", Inspection.compile_log)
+    schedule = exposed("_view", PipelineView.schedule)
+    stages = exposed("_view", PipelineView.stages)
+    record_timeline = exposed("_view", PipelineView.record_timeline)
+    timeline = exposed("_view", PipelineView.timeline)
     compilationTime = exposed("_timing", Timing.compilationTime)
     cycleCount = exposed("_timing", Timing.cycleCount)
     getPerfCounters = exposed("_timing", Timing.getPerfCounters)

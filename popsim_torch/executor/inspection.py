@@ -8,8 +8,10 @@ from typing import Literal, overload
 import torch
 
 from popsim_torch import _native
-from popsim_torch.anchors import unknown_anchor
+from popsim_torch.anchors import AnchorRequest, unknown_anchor
+from popsim_torch.enums import OutputMode
 from popsim_torch.errors import UsageAssertionError, UsageTypeError
+from popsim_torch.executor.anchor_axes import AnchorAxes, axes_of_anchor
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
@@ -24,10 +26,12 @@ class Inspection:
 
     Args:
         device: The program.
+        is_loop: Whether the program is a device loop.
     """
 
-    def __init__(self, device: DeviceProgram) -> None:
+    def __init__(self, device: DeviceProgram, *, is_loop: bool = False) -> None:
         self._device = device
+        self._is_loop = is_loop
 
     def isCompiled(self) -> bool:
         """Return whether the model is compiled."""
@@ -118,6 +122,35 @@ class Inspection:
             if anchor.kept is None:
                 return executable.read(anchor.tensor)
             return executable.read_kept(anchor.kept, anchor.tensor)
+
+    def anchor_axes(self, short_name: str) -> AnchorAxes:
+        """Return the axes of what ``getAnchoredTensor`` returns for an anchor, outermost first.
+
+        ``value.reshape(axes.sizes)`` gives the tensor these axes. ``All`` and ``EveryN`` have the
+        axes ``device iteration`` (``iteration`` in a device loop), ``micro-batch`` (of a weight
+        update) and ``replica``; ``Final`` and ``Sum`` only ``replica``. A tensor in the body of a
+        ``for_loop`` has an axis ``iteration``. Then the dimensions of the tensor itself follow. A
+        tensor that is computed once for each weight update is repeated along ``micro-batch``.
+
+        Args:
+            short_name: The first argument of ``Options.anchorTensor``.
+
+        Raises:
+            Error: The model is not compiled.
+            UsageAssertionError: There is no such anchor.
+        """
+        if self._device.fitted_anchors is not None:
+            return self._device.fitted_anchors.axes(short_name)
+        compiled = self._device.require_compiled("anchor_axes")
+        anchors = compiled.program.anchors
+        if short_name not in anchors:
+            raise unknown_anchor(
+                short_name, anchors, "before the model is wrapped", method="anchor_axes"
+            )
+        options = self._device.options
+        mode, period = OutputMode(options.output_mode), options.output_return_period
+        request = AnchorRequest.of(short_name, options.anchored_tensors[short_name], mode, period)
+        return axes_of_anchor(compiled, request, is_loop=self._is_loop)
 
     def compile_log(self) -> CompileLog:
         """Return the steps that compiled the model, in order, with the time of each.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from popsim_torch.enums import OutputMode
+from popsim_torch.enums import OutputMode, PipelineSchedule
 from popsim_torch.executor.numerics import Numerics
-from popsim_torch.ir import LoopCounts
+from popsim_torch.ir import LoopCounts, is_pipelined
 from popsim_torch.lowering import HalfPartials
 from popsim_torch.options import Options
 from popsim_torch.passes.pipeline import ProgramRequest
@@ -30,7 +30,7 @@ def program_request(
     numerics: Numerics,
     *,
     training: bool,
-    pipelined: bool,
+    schedule: PipelineSchedule,
 ) -> ProgramRequest:
     """Return the requests of the options to the program, except anchors.
 
@@ -40,8 +40,9 @@ def program_request(
         stages: The stages of the trace.
         numerics: The options that concern numbers.
         training: Whether it trains.
-        pipelined: Whether several micro-batches are in flight.
+        schedule: The order in which micro-batches run.
     """
+    pipelined = is_pipelined(schedule)
     mode, period = OutputMode(options.output_mode), options.output_return_period
     return ProgramRequest(
         _recomputation(options, training=training, pipelined=pipelined),
@@ -50,6 +51,7 @@ def program_request(
         stages.positions,
         stochastic_rounding=numerics.stochastic_rounding,
         synthetic_data=numerics.synthetic_data,
+        last_stage_turns=schedule == PipelineSchedule.Default,
     )
 
 

@@ -14,7 +14,14 @@ from popsim_torch.executor.tensor_details import TensorDetails, tensor_details
 from popsim_torch.ir import Graph, Op, Phase, Program, Role, TensorKind, names
 from popsim_torch.passes.op_table import op_table
 
-__all__ = ["ModelSummary", "ModuleSummary", "summarise_model"]
+__all__ = [
+    "ModelSummary",
+    "ModuleSummary",
+    "forward_ops",
+    "lies_in",
+    "module_of",
+    "summarise_model",
+]
 
 _HEADER = ("Module", "Output shape", "Parameters", "Bytes", "Activations", "Stage", "Anchor")
 _OPTIONAL = ("Bytes", "Activations")
@@ -119,10 +126,10 @@ def summarise_model(
             )
     modules = dict(model.named_modules())
     outputs, names_of = _outputs(program, modules), _names(program, modules)
-    ops = [(_module_of(op.origin.scope, modules), op) for op in _forward_ops(program.graph)]
+    ops = [(module_of(op.origin.scope, modules), op) for op in forward_ops(program.graph)]
     rows = []
     for path, module in modules.items():
-        inside = [op for where, op in ops if _lies_in(where, path)]
+        inside = [op for where, op in ops if lies_in(where, path)]
         parameters = list(module.parameters())
         rows.append(
             ModuleSummary(
@@ -141,7 +148,7 @@ def summarise_model(
     return ModelSummary(tuple(rows), depth, width)
 
 
-def _forward_ops(graph: Graph) -> Iterator[Op]:
+def forward_ops(graph: Graph) -> Iterator[Op]:
     """Yield the forward ops that compute a part of the model."""
     definitions = op_table()
     for op in graph.ops:
@@ -159,7 +166,7 @@ def _result_bytes(graph: Graph, ops: Iterable[Op]) -> int:
     return sum(one.numel * one.dtype.itemsize for one in made)
 
 
-def _module_of(scope: str, modules: Container[str]) -> str:
+def module_of(scope: str, modules: Container[str]) -> str:
     """Return the innermost module of a scope; ignore the scopes of the user around it."""
     path = ""
     for part in scope.split("/"):
@@ -168,7 +175,8 @@ def _module_of(scope: str, modules: Container[str]) -> str:
     return path
 
 
-def _lies_in(inner: str, outer: str) -> bool:
+def lies_in(inner: str, outer: str) -> bool:
+    """Return whether a module is another one, or inside of it."""
     return not outer or inner == outer or inner.startswith(f"{outer}.")
 
 
@@ -176,7 +184,7 @@ def _names(program: Program, modules: Container[str]) -> dict[str, list[str]]:
     """Return the names of tensors by the module that they belong to."""
     found: dict[str, list[str]] = {}
     for name in program.tensor_names():
-        found.setdefault(_module_of(names.scope_of(name), modules), []).append(name)
+        found.setdefault(module_of(names.scope_of(name), modules), []).append(name)
     return found
 
 
@@ -188,8 +196,8 @@ def _outputs(program: Program, modules: Collection[str]) -> dict[str, list[str]]
     graph = program.graph
     results = _results(program, modules)
     read_by: dict[int, set[str | None]] = {}
-    for op in _forward_ops(graph):
-        reader = _module_of(op.origin.scope, modules)
+    for op in forward_ops(graph):
+        reader = module_of(op.origin.scope, modules)
         for i in op.inputs:
             if i < 0:
                 continue
@@ -205,11 +213,11 @@ def _outputs(program: Program, modules: Collection[str]) -> dict[str, list[str]]
     for path in modules:
         if not path:
             continue
-        own = {i: name for i, (name, where) in results.items() if _lies_in(where, path)}
+        own = {i: name for i, (name, where) in results.items() if lies_in(where, path)}
         found[path] = [
             name
             for i, name in own.items()
-            if any(r is None or not _lies_in(r, path) for r in read_by.get(i, ()))
+            if any(r is None or not lies_in(r, path) for r in read_by.get(i, ()))
         ] or list(own.values())[-1:]
     return found
 
@@ -219,5 +227,5 @@ def _results(program: Program, modules: Container[str]) -> dict[int, tuple[str, 
     found: dict[int, tuple[str, str]] = {}
     for name, i in program.graph.names.items():
         if names.is_result(name) and program.graph.tensors[i].role == Role.VALUE:
-            found.setdefault(i, (name, _module_of(names.scope_of(name), modules)))
+            found.setdefault(i, (name, module_of(names.scope_of(name), modules)))
     return found

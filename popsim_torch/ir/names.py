@@ -194,6 +194,11 @@ def rebuilt(name: str) -> str:
     return f"{name}{_REBUILT}"
 
 
+def is_rebuilt(name: str) -> bool:
+    """Return whether ``rebuilt`` made a name."""
+    return name.endswith(_REBUILT)
+
+
 def print_title(title: str, name: str, *, is_gradient: bool) -> str:
     """Return the heading of a print: the user's title, or the name of the printed tensor."""
     if title:
@@ -251,6 +256,6 @@ def why_missing(name: str) -> str:
     for prefix, reason in _MISSING.items():
         if name.startswith(prefix):
             return f" {reason}"
-    if name.endswith(_REBUILT):
+    if is_rebuilt(name):
         return " A copy exists only for tensors that the backward pass recomputes."
     return ""

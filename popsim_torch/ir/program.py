@@ -52,6 +52,7 @@ class RunSettings:
         reads_inputs: Whether it reads the host's inputs; otherwise the device makes them.
         positions: The position of each stage in the pipeline: concurrent stages have the same one.
             Empty if no stages are concurrent.
+        ipu_of_stage: The IPU of each stage; a stage that is not here is on the IPU of its number.
     """
 
     loop: LoopCounts
@@ -60,6 +61,7 @@ class RunSettings:
     floating_point_checks: bool
     reads_inputs: bool
     positions: tuple[int, ...] = ()
+    ipu_of_stage: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

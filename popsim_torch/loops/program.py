@@ -19,6 +19,7 @@ from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.inspection import Inspection
+from popsim_torch.executor.pipeline_view import PipelineView
 from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.tensor_details import TensorNames
 from popsim_torch.executor.updates import make_plan
@@ -52,12 +53,18 @@ class DeviceLoopProgram:
     def __init__(self, body: DeviceLoopBody, request: DeviceLoopRequest) -> None:
         self._body = body
         self._device = DeviceProgram(body, request.options, request.channel, fixed=True)
-        self._inspection = Inspection(self._device)
+        self._inspection = Inspection(self._device, is_loop=True)
+        self._view = PipelineView(self._device)
         self._starvation = Starvation(request.infeeds)
         self._take(self._device.compile(request))
 
     getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))
     getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
+    anchor_axes = exposed("_inspection", Inspection.anchor_axes)
+    schedule = exposed("_view", PipelineView.schedule)
+    stages = exposed("_view", PipelineView.stages)
+    record_timeline = exposed("_view", PipelineView.record_timeline)
+    timeline = exposed("_view", PipelineView.timeline)
     program = exposed("_inspection", Inspection.program)
     compile_log = exposed("_inspection", Inspection.compile_log)
 

@@ -42,6 +42,8 @@ class ProgramRequest:
         positions: The position of each stage, see ``RunSettings``.
         stochastic_rounding: Whether float16 results are rounded at random.
         synthetic_data: Which inputs the device makes.
+        last_stage_turns: Whether the last stage runs the backward pass of a micro-batch directly
+            after its forward pass, and so keeps nothing for it.
     """
 
     recomputation: Recomputation
@@ -50,6 +52,7 @@ class ProgramRequest:
     positions: tuple[int, ...] = ()
     stochastic_rounding: bool = False
     synthetic_data: SyntheticData = SyntheticData.NONE
+    last_stage_turns: bool = True
 
 
 def invent_inputs(program: Program, request: ProgramRequest) -> None:
@@ -70,8 +73,13 @@ def rebuild_values(program: Program, request: ProgramRequest) -> None:
 
 def name_stage_tensors(program: Program, request: ProgramRequest) -> None:
     """Name the tensors that cross from one stage to another."""
-    returns = request.returns
-    add_stage_tensors(program, request.ipu_of_stage, returns.pipelined, positions=request.positions)
+    add_stage_tensors(
+        program,
+        request.ipu_of_stage,
+        pipelined=request.returns.pipelined,
+        last_stage_turns=request.last_stage_turns,
+        positions=request.positions,
+    )
 
 
 def bring_back(program: Program, request: ProgramRequest) -> None:

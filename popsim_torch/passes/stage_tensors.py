@@ -25,8 +25,9 @@ from popsim_torch.passes.stage_positions import stages_beside
 def add_stage_tensors(
     program: Program,
     ipu_of_stage: Mapping[int, int],
-    pipelined: bool,
     *,
+    pipelined: bool,
+    last_stage_turns: bool,
     positions: Sequence[int] = (),
 ) -> None:
     """Offer the tensors of a program that cross its stages.
@@ -35,6 +36,8 @@ def add_stage_tensors(
         program: A program with recomputation, and without returns.
         ipu_of_stage: The IPU of each stage.
         pipelined: Whether several micro-batches are in flight at a time.
+        last_stage_turns: Whether the backward pass of the last stage directly follows its forward
+            pass.
         positions: The position of each stage in the pipeline; empty if no stages are concurrent.
     """
     tensors = _StageTensors(program, ipu_of_stage)
@@ -42,7 +45,8 @@ def add_stage_tensors(
     if num_stages > 1:
         tensors.add_copies()
         if pipelined:
-            tensors.add_stashes(stages_beside(num_stages - 1, positions))
+            last = stages_beside(num_stages - 1, positions)
+            tensors.add_stashes(last if last_stage_turns else ())
     tensors.add_counters(pipelined)
     tensors.finish()
 
@@ -69,17 +73,17 @@ class _StageTensors:
                 if writer.phase == reader.phase and self._ipu(writer.stage) != ipu:
                     self._offer_copy(names.copied_to(name, ipu), tensor, reader)
 
-    def add_stashes(self, last_stages: Container[int]) -> None:
+    def add_stashes(self, keep_nothing: Container[int]) -> None:
         """Add the tensors that stages keep for their backward pass.
 
         Args:
-            last_stages: These keep nothing, as their backward pass follows their forward directly.
+            keep_nothing: Stages whose backward pass directly follows their forward pass.
         """
         for _, reader in walk(self._graph):
             if reader.phase != Phase.BACKWARD:
                 continue
             for name, tensor, writer in self._named_values(reader):
-                if writer.phase == Phase.FORWARD and writer.stage not in last_stages:
+                if writer.phase == Phase.FORWARD and writer.stage not in keep_nothing:
                     self._offer(names.stashed(name), partial(_itself, tensor))
                     self._offer_copy(names.restored(name), tensor, reader)
 

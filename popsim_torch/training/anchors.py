@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 
 from popsim_torch.anchors import unknown_anchor
 from popsim_torch.errors import UsageAssertionError
+from popsim_torch.executor.anchor_axes import AnchorAxes, RecordedAnchors
 from popsim_torch.loops import Function
 
 __all__ = ["FittedAnchors"]
 
 
-class FittedAnchors(Mapping[str, torch.Tensor]):
+class FittedAnchors(RecordedAnchors):
     """The anchored tensors of the latest run, by short name; each access returns a new tensor.
 
     Args:
@@ -25,6 +26,7 @@ class FittedAnchors(Mapping[str, torch.Tensor]):
         self._function: Function | None = function
         self._names = names
         self._kept: dict[str, torch.Tensor | UsageAssertionError] = {}
+        self._kept_axes: dict[str, AnchorAxes] = {}
 
     def __getitem__(self, short_name: str) -> torch.Tensor:
         """Return an anchored tensor.
@@ -51,10 +53,30 @@ class FittedAnchors(Mapping[str, torch.Tensor]):
         """Whether the anchor exists, with a value or without."""
         return short_name in self._names
 
+    def axes(self, short_name: str) -> AnchorAxes:
+        """Return the axes of an anchored tensor.
+
+        Raises:
+            UsageAssertionError: The anchor does not exist.
+        """
+        if short_name not in self._names:
+            raise unknown_anchor(
+                short_name, self._names, "in the options that are passed", method="anchor_axes"
+            )
+        return self._kept_axes.get(short_name) or self._read_axes(short_name)
+
     def keep(self) -> None:
         """Read all anchors before the program ends, and keep their values."""
         self._kept = {name: self._read(name) for name in self._names}
+        if self._function is not None and self._function.programs:
+            self._kept_axes = {name: self._read_axes(name) for name in self._names}
         self._function = None
+
+    def _read_axes(self, short_name: str) -> AnchorAxes:
+        programs = [] if self._function is None else self._function.programs
+        for program in programs:
+            return program.anchor_axes(short_name)
+        raise UsageAssertionError(f"anchor_axes: '{short_name}' has no axes: nothing has run.")
 
     def _read(self, short_name: str) -> torch.Tensor | UsageAssertionError:
         """Return an anchored tensor, or the error if there is none."""

@@ -20,6 +20,7 @@ PARAMETERS = {
     "inspecting_tensors": {"REPEAT_COUNT": 4, "MODEL_REPEAT_COUNT": 4},
     "observing_tensors": {"STEPS": 3, "BATCH_SIZE": 100},
     "pipelined_inspection": {"STEPS_PER_EPOCH": 8},
+    "pipelining": {"NETWORK": "mlp"},
     "training_loops": {"BATCHES": 8},
 }
 

@@ -6,7 +6,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch import OutputMode
-from popsim_torch.enums import MeanReductionStrategy
+from popsim_torch.enums import MeanReductionStrategy, PipelineSchedule
 from tests.options import make_options
 
 ACCUMULATION, UPDATES = 5, 2
@@ -29,9 +29,20 @@ class Net(nn.Module):
             return poptorch.identity_loss(self.c(x).square(), "mean")
 
 
-def run(anchors=(), *, strategy=None, running=False, recomputation=None, mode=OutputMode.All):
+def run(
+    anchors=(),
+    *,
+    strategy=None,
+    schedule=None,
+    running=False,
+    recomputation=None,
+    mode=OutputMode.All,
+):
     torch.manual_seed(1)
-    options = make_options(UPDATES, ACCUMULATION)
+    accumulation = ACCUMULATION if schedule is None else 6
+    options = make_options(UPDATES, accumulation)
+    if schedule is not None:
+        options.pipelineSchedule(schedule)
     options.autoRoundNumIPUs(True)
     if strategy is not None:
         options.setExecutionStrategy(strategy)
@@ -47,7 +58,7 @@ def run(anchors=(), *, strategy=None, running=False, recomputation=None, mode=Ou
     model = poptorch.trainingModel(
         net, options, poptorch.optim.SGD(net.parameters(), lr=0.1, momentum=0.5)
     )
-    model(torch.randn(UPDATES * ACCUMULATION * 2, 4))
+    model(torch.randn(UPDATES * accumulation * 2, 4))
     model.copyWeightsToHost()
     return model, net
 
@@ -118,3 +129,14 @@ def test_a_counter_begins_anew_with_each_update(mode, value):
 def test_an_error_says_when_such_a_tensor_exists():
     with pytest.raises(poptorch.Error, match="Running"):
         run(["Counter____VGraph0"])
+
+
+@pytest.mark.parametrize("schedule", [PipelineSchedule.Grouped, PipelineSchedule.Interleaved])
+def test_the_last_stage_stashes_where_its_backward_pass_comes_later(schedule):
+    plain, alone = run(schedule=schedule, recomputation=0)
+    stashes = [name for name in plain.getTensorNames() if name.startswith(STASH)]
+    assert {"Stashed___c/Gemm:0", "Restored___c/Gemm:0"} <= set(stashes)
+    model, looked_at = run([*stashes, *map(original, stashes)], schedule=schedule, recomputation=0)
+    for name in stashes:
+        assert torch.equal(model.getAnchoredTensor(name), model.getAnchoredTensor(original(name)))
+    assert torch.equal(looked_at.a.weight, alone.a.weight)
