@@ -46,7 +46,7 @@ def train(schedule, mapping, stages=functions, count=COUNT):
     optimizer = torch.optim.SGD(parts.parameters(), lr=RATE)
     infeed, outfeed = poptorch.InfeedQueue(DATA), poptorch.OutfeedQueue()
 
-    @poptorch.function
+    @poptorch.function(options=poptorch.Options().autoRoundNumIPUs(True))
     def run():
         poptorch.pipeline(
             computational_stages=stages(parts),
