@@ -48,7 +48,8 @@ class Slots {
 }  // namespace
 
 std::vector<std::vector<BlockUse>> find_uses(const graph::Graph& graph,
-                                             const std::vector<Block>& blocks) {
+                                             const std::vector<Block>& blocks,
+                                             const SeesInputs& sees_inputs) {
   std::vector<std::vector<BlockUse>> uses(graph.tensors().size());
   const auto add = [&](TensorId id, size_t block, bool writes) {
     if (id == graph::kNoTensor) return;
@@ -63,7 +64,8 @@ std::vector<std::vector<BlockUse>> find_uses(const graph::Graph& graph,
     for (const int64_t index : blocks[b].ops) {
       const graph::Op& op = graph.ops()[static_cast<size_t>(index)];
       for (const TensorId id : op.inputs) add(id, b, false);
-      for (const TensorId id : op.outputs) add(id, b, true);
+      const bool writes = !sees_inputs(op);
+      for (const TensorId id : op.outputs) add(id, b, writes);
     }
   }
   return uses;
@@ -101,8 +103,10 @@ LaneOfStage divide(const std::vector<double>& work, int32_t most) {
 }
 
 bool can_share(const graph::Graph& graph, const std::vector<Block>& blocks,
-               const LaneOfStage& lane_of_stage) {
-  const std::vector<std::vector<BlockUse>> uses = find_uses(graph, blocks);
+               const LaneOfStage& lane_of_stage,
+               const SeesInputs& sees_inputs) {
+  const std::vector<std::vector<BlockUse>> uses =
+      find_uses(graph, blocks, sees_inputs);
   for (size_t i = 0; i < uses.size(); ++i) {
     const graph::TensorKind kind = graph.tensors()[i].kind;
     int32_t only = -1;  // the lane of all uses, or of all writes
@@ -125,11 +129,14 @@ bool can_share(const graph::Graph& graph, const std::vector<Block>& blocks,
   return true;
 }
 
-std::vector<std::vector<Wait>> find_waits(
-    const graph::Graph& graph, const std::vector<Block>& blocks,
-    const std::vector<LiveRange>& ranges, const LaneOfStage& lane_of_stage,
-    const std::vector<int32_t>& positions) {
-  const std::vector<std::vector<BlockUse>> uses = find_uses(graph, blocks);
+std::vector<std::vector<Wait>> find_waits(const graph::Graph& graph,
+                                          const std::vector<Block>& blocks,
+                                          const std::vector<LiveRange>& ranges,
+                                          const LaneOfStage& lane_of_stage,
+                                          const std::vector<int32_t>& positions,
+                                          const SeesInputs& sees_inputs) {
+  const std::vector<std::vector<BlockUse>> uses =
+      find_uses(graph, blocks, sees_inputs);
   const auto lane_of = [&](size_t block) {
     return lane_of_stage[static_cast<size_t>(blocks[block].stage)];
   };

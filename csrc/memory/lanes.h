@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "graph/graph.h"
@@ -20,9 +21,13 @@ struct BlockUse {
   bool writes;
 };
 
+// Whether the outputs of an op are its inputs, which it does not change.
+using SeesInputs = std::function<bool(const graph::Op&)>;
+
 // By TensorId, the uses of each tensor in the order of the blocks.
 [[nodiscard]] std::vector<std::vector<BlockUse>> find_uses(
-    const graph::Graph& graph, const std::vector<Block>& blocks);
+    const graph::Graph& graph, const std::vector<Block>& blocks,
+    const SeesInputs& sees_inputs);
 
 // A block may begin micro-batch m when another one has finished micro-batch
 // m - distance.
@@ -41,7 +46,8 @@ struct Wait {
 // that another lane uses, and no value is written by two lanes.
 [[nodiscard]] bool can_share(const graph::Graph& graph,
                              const std::vector<Block>& blocks,
-                             const LaneOfStage& lane_of_stage);
+                             const LaneOfStage& lane_of_stage,
+                             const SeesInputs& sees_inputs);
 
 // The waits of each block, for values that lanes hand to each other. The update
 // begins when all lanes are done, so it is in none of them. `positions` are
@@ -49,7 +55,7 @@ struct Wait {
 [[nodiscard]] std::vector<std::vector<Wait>> find_waits(
     const graph::Graph& graph, const std::vector<Block>& blocks,
     const std::vector<LiveRange>& ranges, const LaneOfStage& lane_of_stage,
-    const std::vector<int32_t>& positions);
+    const std::vector<int32_t>& positions, const SeesInputs& sees_inputs);
 
 // The blocks that a micro-batch passes through last, which are several if their
 // stages are concurrent. When all have finished it, it has left the pipeline.

@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <cfenv>
 #include <limits>
+#include <string>
 #include <thread>
+#include <utility>
 
 #include "base/check.h"
 #include "runtime/plain_kernels.h"
+#include "runtime/texts.h"
 #include "threads/budget.h"
 
 namespace popsim::runtime {
@@ -26,6 +29,7 @@ struct LaneTeam::Iteration {
   // Everything is left as it is.
   std::atomic<bool> abandoned = false;
   int64_t num_begun = 0;  // for the caller's thread
+  Texts<Position> texts;  // what actions print
   // An action failed. Those before it in the order of the schedule still run:
   // one of them may fail, too.
   std::atomic<bool> has_failed = false;
@@ -119,7 +123,8 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
   Iteration shared{.call = call,
                    .caller = caller,
                    .number = iteration,
-                   .first_key = first_key};
+                   .first_key = first_key,
+                   .texts = Texts<Position>(workers_.size())};
   progress_.reset();
   const int64_t share =
       std::max<int64_t>(1, threads::budget() / std::ssize(workers_));
@@ -154,6 +159,7 @@ LaneTeam::Outcome LaneTeam::run(const Call& call, int64_t iteration,
     });
   });
   for (size_t i = 1; i < workers_.size(); ++i) let_wait(i, &call.stop);
+  shared.texts.finish();
   if (of_caller) std::rethrow_exception(of_caller);
   Outcome outcome{.error = shared.error,
                   .feed_end = shared.feed_end,
@@ -247,7 +253,10 @@ bool LaneTeam::run_action(const Worker& worker, const Action& action,
   const int64_t mb = action.micro_batch;
   const int64_t accumulation = plan_.loop().gradient_accumulation;
   const int64_t index = iteration.number * accumulation + mb;
+  std::string text;
+  bool done = false;
   try {
+    const threads::ScopedOutput output(text);
     for (size_t r = worker.first_replica; r < worker.last_replica; ++r) {
       position.replica = r;
       lanes_[r][worker.lane]->run(
@@ -256,14 +265,15 @@ bool LaneTeam::run_action(const Worker& worker, const Action& action,
                        static_cast<int64_t>(r)),
           index);
     }
+    done = true;
   } catch (const Stopped&) {
     iteration.abandoned = true;
-    return false;
   } catch (...) {
     note_error(position, mb, iteration);
-    return false;
   }
-  return true;
+  iteration.texts.add(static_cast<size_t>(&worker - workers_.data()), position,
+                      std::move(text));
+  return done;
 }
 
 void LaneTeam::note_error(const Position& position, int64_t micro_batch,
@@ -275,6 +285,7 @@ void LaneTeam::note_error(const Position& position, int64_t micro_batch,
     iteration.failed_micro_batch = micro_batch;
   }
   iteration.has_failed = true;
+  iteration.texts.fail(position);
 }
 
 bool LaneTeam::take_elements(Iteration& iteration, int64_t index) const {

@@ -40,6 +40,10 @@ bool has_ops_in_order(const graph::Graph& graph) {
   });
 }
 
+bool sees_inputs(const graph::Op& op) {
+  return ops::find_schema(op.kind).sees_inputs();
+}
+
 // Adds the queues that an op enqueues to.
 void add_queues(const graph::Graph& graph, const graph::Op& op,
                 std::set<int64_t>& queues) {
@@ -114,7 +118,7 @@ Plan::Plan(graph::Graph graph, RunConfig config)
   live_ranges_ =
       memory::live_ranges(graph_, blocks_, schedule_, lane_of_stage_);
   waits_ = memory::find_waits(graph_, blocks_, live_ranges_, lane_of_stage_,
-                              config_.positions);
+                              config_.positions, sees_inputs);
   last_blocks_ =
       memory::find_last(blocks_, config_.positions, config_.training);
   if (!config_.training && num_lanes() > 1) {
@@ -172,7 +176,7 @@ memory::LaneOfStage Plan::divide_stages(int32_t most) const {
     }
   }
   const memory::LaneOfStage apart = memory::divide(work, most);
-  const bool may = memory::can_share(graph_, blocks_, apart) &&
+  const bool may = memory::can_share(graph_, blocks_, apart, sees_inputs) &&
                    !share_a_queue(graph_, apart);
   return may ? apart : together;
 }

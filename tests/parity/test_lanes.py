@@ -330,7 +330,7 @@ def test_stages_are_divided_by_their_work(widths, lanes, threads, monkeypatch):
     assert inference.compiled.executable.plan.lane_of_stage == lanes
 
 
-@pytest.mark.parametrize("alone", ["print", "host", "checks", "sharded"])
+@pytest.mark.parametrize("alone", ["host", "checks", "sharded"])
 def test_what_needs_the_callers_thread_has_one_lane(alone, threads):
     class Net(nn.Module):
         def __init__(self):
@@ -345,8 +345,6 @@ def test_what_needs_the_callers_thread_has_one_lane(alone, threads):
             for stage, layer in enumerate(self.layers):
                 poptorch.Block.start(f"stage{stage}", ipu_id=stage)
                 x = layer(x)
-                if alone == "print":
-                    x = poptorch.ipu_print_tensor(x)
                 if alone == "host":
                     x = self.host(x)
             return x

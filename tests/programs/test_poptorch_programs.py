@@ -63,6 +63,20 @@ def test_pipelines(tmp_path):
     assert [line.split() for line in lines[6:8]] == [["0", "(Linear)", "0"], ["1", "(ReLU)", "0"]]
 
 
+def test_concurrent_stages(tmp_path):
+    out, _ = run("concurrent_stages.py", cwd=tmp_path)
+    lines = out.splitlines()
+    names = ("Grouped", "Interleaved", "Sequential", "Default")
+    assert lines[:4] == [f"{name} same True" for name in names]
+    told = dict(line.split(": ", 1) for line in lines[4:])
+    assert "device_mapping has 5 entries for 4 stages and lists of stages" in told["flat"]
+    assert "stage 2 gets 2 value(s) from stage 0, and it takes" in told["arguments"]
+    assert "stage 3 gets 4 value(s) from the stages 1 and 2, and it takes" in told["results"]
+    assert "a positive multiple of 8, the micro-batches in flight, and is 10" in told["count"]
+    assert "the stages 2 and 3 are both on IPU 2" in told["interleaved"]
+    assert "device_mapping has [1, [2]] for the stages 1 and 2. Pass an int" in told["nested"]
+
+
 def test_compiled_in_one_process_and_run_in_another(tmp_path):
     out, _ = run("precompile.py", "export", tmp_path, cwd=tmp_path)
     assert "attached False" in out

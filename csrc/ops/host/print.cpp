@@ -1,14 +1,13 @@
-// Writes a tensor to stderr each time it runs; its output is the input,
-// unchanged.
+// Writes a tensor to stderr each time it runs, in the order of the schedule;
+// its output is the input, unchanged.
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
-
-#include <cstdio>
 
 #include "ops/host/print_format.h"
 #include "ops/op_def.h"
 #include "ops/operands/strided_walk.h"
 #include "ops/work.h"
+#include "threads/output.h"
 
 namespace popsim::ops {
 namespace {
@@ -52,8 +51,7 @@ class PrintKernel final : public Kernel {
       own.title += join("_replica_", context.cursor.replica);
       text = format_tensor(values_, shape_, own) + "\n";
     }
-    std::fwrite(text.data(), 1, text.size(), stderr);
-    std::fflush(stderr);
+    threads::write(text);
   }
 
  private:
@@ -140,7 +138,6 @@ extern const OpDef kPrint{
     .work = print_work,
     .outputs = OutputLayout::kAny,
     .exact = true,
-    .in_order = true,
 };
 
 }  // namespace popsim::ops
