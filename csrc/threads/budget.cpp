@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <mutex>
 #include <thread>
 
 #include "base/check.h"
@@ -22,9 +23,23 @@ int set_for_mkl(int num_threads) {
   return MKL_Set_Num_Threads_Local(num_threads);
 }
 
+// The number of the calling thread. ATen sets it when a thread first asks for
+// it. In a process that was forked it then makes a pool of threads, and fails
+// if two threads ask at the same time.
+int num_threads_of_aten() {
+  thread_local constinit bool has_asked = false;
+  if (!has_asked) {
+    static std::mutex mutex;
+    const std::lock_guard lock(mutex);
+    static_cast<void>(at::get_num_threads());
+    has_asked = true;
+  }
+  return at::get_num_threads();
+}
+
 }  // namespace
 
-int64_t budget() { return omp_in_parallel() != 0 ? 1 : at::get_num_threads(); }
+int64_t budget() { return omp_in_parallel() != 0 ? 1 : num_threads_of_aten(); }
 
 int64_t most() {
   static const auto cores =
@@ -32,10 +47,9 @@ int64_t most() {
   return std::max(cores, budget());
 }
 
-// ATen sets the number of a new thread when the thread first asks for it, so
-// this asks before it changes the number.
+// Asks before it changes the number: the first answer would change it again.
 ScopedBudget::ScopedBudget(int64_t num_threads)
-    : before_(at::get_num_threads()) {
+    : before_(num_threads_of_aten()) {
   check_internal(num_threads >= 1, "a budget of ", num_threads, " threads");
   omp_set_num_threads(static_cast<int>(num_threads));
   mkl_before_ = set_for_mkl(static_cast<int>(num_threads));
@@ -43,7 +57,7 @@ ScopedBudget::ScopedBudget(int64_t num_threads)
 
 void use_one_thread() {
 #if defined(_OPENMP)  // otherwise all threads share one number
-  static_cast<void>(at::get_num_threads());
+  static_cast<void>(num_threads_of_aten());
   omp_set_num_threads(1);
   set_for_mkl(1);
 #endif

@@ -1,11 +1,11 @@
 #include "threads/helpers.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <thread>
+
+#include "threads/wait_policy.h"
 
 #if defined(__linux__)
 #include <pthread.h>
@@ -26,10 +26,13 @@ constexpr microseconds kIdleSpin{200};
 constexpr microseconds kGrace{20};
 constexpr microseconds kMostSpin{200};
 // A helper that had no core for longer than this, while its caller slept, rests
-// for kRest times as long. So does one helper if its caller had no core: the
-// system then moves the caller to the core that is free.
+// for kLeastRest times as long, and for up to kMostRest times if its last rest
+// is not kCalm ago. So does one helper if its caller had no core: the system
+// then moves the caller to the core that is free.
 constexpr microseconds kLate{200};
-constexpr int kRest = 8;
+constexpr int kLeastRest = 2;
+constexpr int kMostRest = 16;
+constexpr std::chrono::milliseconds kCalm{100};
 constexpr std::chrono::milliseconds kBetweenReadings{1};
 constexpr int kLooks = 32;  // between two looks at the clock
 
@@ -60,13 +63,6 @@ int64_t num_cores() {
   if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
 #endif
   return std::thread::hardware_concurrency();
-}
-
-// The setting that OpenMP's threads follow, too.
-bool must_not_spin() {
-  const char* policy = std::getenv("OMP_WAIT_POLICY");
-  const std::string_view text = policy == nullptr ? "" : policy;
-  return text == "PASSIVE" || text == "passive";
 }
 
 // The clock of the calling thread, which stands still while it has no core.
@@ -131,16 +127,11 @@ void name_this_thread(int64_t number) {
 
 }  // namespace
 
-void Helpers::run(int64_t num_threads, int64_t count, TaskCall call,
-                  const void* body) {
-  const int64_t parts =
-      std::min({std::max<int64_t>(num_threads, 1), count, Job::kMaxParts});
-  if (parts < 1) return;
-  Job job(parts, count, call, body);
+void Helpers::run(int64_t num_threads, Job& job) {
   std::array<uint8_t, kMost> numbers;
   const auto begun = Clock::now();
   const Absence absence(begun);
-  const int64_t num_offers = offer(job, parts - 1, numbers);
+  const int64_t num_offers = offer(job, num_threads - 1, numbers);
   job.work(0);
   const auto helper = [&](int64_t i) -> Helper& {
     return helpers_[numbers[static_cast<size_t>(i)]];
@@ -152,7 +143,6 @@ void Helpers::run(int64_t num_threads, int64_t count, TaskCall call,
       finish(helper(i), now - begun);
     }
   }
-  job.rethrow();
 }
 
 int64_t Helpers::offer(Job& job, int64_t wanted,
@@ -164,7 +154,7 @@ int64_t Helpers::offer(Job& job, int64_t wanted,
     if (!hold(helper)) continue;
     numbers[static_cast<size_t>(num_offers++)] = static_cast<uint8_t>(i);
     helper.job = &job;
-    helper.part = num_offers;
+    helper.part = num_offers % job.num_parts();
     helper.state = State::kOffered;
     helper.offered.ring();
   }
@@ -188,7 +178,7 @@ bool Helpers::start_one(int64_t wanted) {
   const int64_t number = num_started_;
   bool started = false;
   if (number < std::min(kMost, std::max(wanted, cores - 1))) {
-    spins_ = number + 2 <= cores && !must_not_spin();
+    spins_ = number + 2 <= cores && may_spin();
     try {
       std::thread([this, number] {
         name_this_thread(number + 1);
@@ -219,16 +209,25 @@ void Helpers::finish(Helper& helper, Clock::duration worked) {
 void Helpers::wait_asleep(Helper& helper) {
   const auto begun = Clock::now();
   const auto before = time_of(helper.clock);
+  const auto process_before = time_of(CLOCK_PROCESS_CPUTIME_ID);
   helper.done.wait([&] { return helper.state.load() != State::kTaken; });
   const auto now = Clock::now();
-  rest_if_late(helper, now, now - begun - (time_of(helper.clock) - before));
+  const auto worked = time_of(helper.clock) - before;
+  const auto late = now - begun - worked;
+  // Other threads of this process that took its core are mostly OpenMP's, which
+  // fall asleep in some milliseconds.
+  const auto others =
+      time_of(CLOCK_PROCESS_CPUTIME_ID) - process_before - worked;
+  if (others < late / 2) rest_if_late(helper, now, late);
 }
 
 void Helpers::rest_if_late(Helper& helper, Clock::time_point now,
                            std::chrono::nanoseconds without_core) {
   if (without_core < kLate) return;
-  const auto until = now + kRest * without_core;
-  helper.rests_until.store(until.time_since_epoch().count(),
+  const bool again = now - helper.rested_until < kCalm;
+  helper.rest = again ? std::min(2 * helper.rest, kMostRest) : kLeastRest;
+  helper.rested_until = now + helper.rest * without_core;
+  helper.rests_until.store(helper.rested_until.time_since_epoch().count(),
                            std::memory_order_relaxed);
 }
 

@@ -7,8 +7,8 @@
 //
 // A task under way on a core that was taken away lasts until its thread gets
 // time again, mostly some milliseconds. After that a helper rests: the caller
-// works without it for several times as long. So such waits are a small part of
-// all time.
+// works without it for as long; for many times as long if it happens again and
+// again. So such waits are a small part of all time.
 #pragma once
 
 #include <array>
@@ -30,10 +30,9 @@ class Helpers {
   Helpers(const Helpers&) = delete;
   Helpers& operator=(const Helpers&) = delete;
 
-  // Calls call(body, i) for each i < count, on the calling thread and at most
-  // num_threads - 1 helpers. Several threads may call this at the same time; a
-  // task may not. If tasks throw, it throws the exception of the first of them.
-  void run(int64_t num_threads, int64_t count, TaskCall call, const void* body);
+  // Does a job on the calling thread and at most num_threads - 1 helpers.
+  // Several threads may call this at the same time; a task may not.
+  void run(int64_t num_threads, Job& job);
   // In a process that was forked: the threads are not here.
   void forget();
 
@@ -55,6 +54,10 @@ class Helpers {
     int64_t part = 0;
     // Until then it gets no offers; nanoseconds of the clock, or 0.
     std::atomic<int64_t> rests_until = 0;
+    // The same of its last rest, and how many times as long as it had had no
+    // core that was. Those who hold it use this.
+    Clock::time_point rested_until{};
+    int rest = 1;
     // Stands still while the helper has no core. Its thread sets it before it
     // takes the first job.
     std::atomic<clockid_t> clock = CLOCK_MONOTONIC;

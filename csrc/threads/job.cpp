@@ -1,13 +1,18 @@
 #include "threads/job.h"
 
+#include <algorithm>
+
 #include "threads/range.h"
 
 namespace popsim::threads {
 
-Job::Job(int64_t num_parts, int64_t count, TaskCall call, const void* body)
-    : num_parts_(num_parts), call_(call), body_(body) {
-  for (int64_t i = 0; i < num_parts; ++i) {
-    const Range tasks = part(count, i, num_parts);
+Job::Job(int64_t num_threads, int64_t count, TaskCall call, const void* body)
+    : num_parts_(
+          std::clamp<int64_t>(std::min(num_threads, count), 1, kMaxParts)),
+      call_(call),
+      body_(body) {
+  for (int64_t i = 0; i < num_parts_; ++i) {
+    const Range tasks = part(count, i, num_parts_);
     Part& made = parts_[static_cast<size_t>(i)];
     made.next.store(tasks.begin, std::memory_order_relaxed);
     made.end = tasks.end;

@@ -16,14 +16,15 @@ using TaskCall = void (*)(const void* body, int64_t i);
 
 class Job {
  public:
-  // Calls call(body, i) for each i < count. The tasks are in `num_parts` parts
-  // of neighbours, at most kMaxParts. The floating-point mode of the tasks is
-  // that of the thread that makes the job.
-  Job(int64_t num_parts, int64_t count, TaskCall call, const void* body);
+  // Calls call(body, i) for each i < count. The tasks are in parts of
+  // neighbours: one for each thread, at most kMaxParts. The floating-point mode
+  // of the tasks is that of the thread that makes the job.
+  Job(int64_t num_threads, int64_t count, TaskCall call, const void* body);
   Job(const Job&) = delete;
   Job& operator=(const Job&) = delete;
 
   static constexpr int64_t kMaxParts = 16;
+  [[nodiscard]] int64_t num_parts() const { return num_parts_; }
 
   // Does tasks until all have begun: those of one part, then those that are
   // left of the others. So, as far as threads come in time, each has the same

@@ -9,6 +9,7 @@
 #include <ATen/Parallel.h>
 
 inline int omp_in_parallel() { return 0; }
+inline int omp_get_thread_num() { return 0; }
 inline void omp_set_num_threads(int num_threads) {
   at::set_num_threads(num_threads);
 }

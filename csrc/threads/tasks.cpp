@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "threads/helpers.h"
+#include "threads/library_threads.h"
 
 namespace popsim::threads {
 namespace {
@@ -14,8 +15,10 @@ namespace {
 Helpers& helpers() {
   static_assert(std::is_trivially_destructible_v<Helpers>);
   static constinit Helpers shared(use_one_thread);
-  static const int forgets_after_fork =
-      pthread_atfork(nullptr, nullptr, [] { shared.forget(); });
+  static const int forgets_after_fork = pthread_atfork(nullptr, nullptr, [] {
+    shared.forget();
+    forget_library_threads();
+  });
   static_cast<void>(forgets_after_fork);
   return shared;
 }
@@ -27,7 +30,14 @@ void run_on(int64_t num_threads, int64_t count, TaskCall call,
 #if defined(_OPENMP)
   // A task shares its work with nobody, and neither do libraries that it calls.
   const ScopedBudget alone(1);
-  helpers().run(num_threads, count, call, body);
+  Job job(num_threads, count, call, body);
+  Helpers& own = helpers();
+  if (library_threads_are_awake()) {
+    run_on_library_threads(std::min(num_threads, count), job);
+  } else {
+    own.run(std::min(num_threads, count), job);
+  }
+  job.rethrow();
 #else
   // Nothing would keep libraries from starting threads for each task.
   static_cast<void>(num_threads);

@@ -14,6 +14,7 @@
 
 #include "threads/budget.h"
 #include "threads/job.h"
+#include "threads/library_threads.h"
 #include "threads/range.h"
 #include "threads/work.h"
 
@@ -47,6 +48,15 @@ template <typename Body>
 void run_alone(const Body& body) {
   const ScopedBudget alone(1);
   body();
+}
+
+// Calls body(), in which a library may use all threads of the budget, as far as
+// it is worth it: for library code whose results do not depend on their number.
+template <typename Body>
+void run_shared(const Body& body) {
+  if (!libraries_may_share()) return run_alone(body);
+  body();
+  libraries_have_shared();
 }
 
 class Tasks {

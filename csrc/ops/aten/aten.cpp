@@ -5,6 +5,7 @@
 // inserts the tensors. If the operator has an out= form, it writes directly
 // into the arena; otherwise its results are copied there.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorIterator.h>
 
 #include <algorithm>
 #include <array>
@@ -59,6 +60,18 @@ bool may_share_work(const OpView& op) {
   return true;
 }
 
+// PyTorch runs smaller operators on one thread.
+bool is_large(const OpView& op) {
+  int64_t most = 0;
+  for (size_t i = 0; i < op.num_inputs(); ++i) {
+    if (op.has_input(i)) most = std::max(most, op.input(i).numel());
+  }
+  for (size_t i = 0; i < op.num_outputs(); ++i) {
+    if (op.has_output(i)) most = std::max(most, op.output(i).numel());
+  }
+  return most >= at::internal::GRAIN_SIZE;
+}
+
 class AtenKernel final : public Kernel {
  public:
   explicit AtenKernel(const OpView& op)
@@ -67,7 +80,7 @@ class AtenKernel final : public Kernel {
         outputs_(op.op().outputs),
         writes_outputs_(op.has_attribute("out")),
         generator_(call_.generator()),
-        shares_work_(may_share_work(op)),
+        shares_work_(may_share_work(op) && is_large(op)),
         operator_(op.attribute<std::string>("operator")),
         follows_(follows_positions(operator_)),
         stream_(generator_ ? op.attribute<int64_t>("stream") : 0) {
@@ -106,22 +119,27 @@ class AtenKernel final : public Kernel {
       threads::run_alone([&] { check_positions(operator_, stack_); });
     }
     try {
-      if (shares_work_) {
-        call_.handle().callBoxed(stack_);
-      } else {
-        threads::run_alone([&] { call_.handle().callBoxed(stack_); });
-      }
+      run_threaded([&] { call_.handle().callBoxed(stack_); });
     } catch (const c10::Error& error) {
       fill(context);  // the call has taken its arguments
       const std::string which = wrong_position(operator_, stack_);
       if (which.empty()) throw;
       throw UserError(error.what_without_backtrace() + which);
     }
-    if (!writes_outputs_) store_results(context);
+    if (!writes_outputs_) run_threaded([&] { store_results(context); });
     stack_.clear();
   }
 
  private:
+  template <typename Body>
+  void run_threaded(const Body& body) const {
+    if (shares_work_) {
+      threads::run_shared(body);
+    } else {
+      threads::run_alone(body);
+    }
+  }
+
   void fill(const RunContext& context) {
     call_.fill(stack_,
                [&](size_t input) { return context.tensor(inputs_[input]); });

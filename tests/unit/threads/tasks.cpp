@@ -34,12 +34,14 @@ constinit Helpers helpers([] {});
 
 template <typename Body>
 void run(int64_t num_threads, int64_t count, const Body& body) {
-  helpers.run(
+  popsim::threads::Job job(
       num_threads, count,
       [](const void* called, int64_t i) {
         (*static_cast<const Body*>(called))(i);
       },
       &body);
+  helpers.run(num_threads, job);
+  job.rethrow();
 }
 
 // Numbers that are no atomic variables: ThreadSanitizer sees it if a task runs

@@ -14,7 +14,7 @@ import pytest
 HERE = Path(__file__).parent
 CSRC = HERE.parents[2] / "csrc"
 COMPILER = os.environ.get("CXX", "c++")
-TASKS = ["threads/helpers.cpp", "threads/job.cpp"]
+TASKS = ["threads/helpers.cpp", "threads/job.cpp", "threads/wait_policy.cpp"]
 LANES = [
     *("threads/crew.cpp", "threads/progress.cpp", "memory/lanes.cpp", "memory/live_range.cpp"),
     *("graph/graph.cpp", "base/dtype.cpp", "base/shape.cpp"),
