@@ -112,7 +112,7 @@ class Peers:
     def _leave(self, why: str) -> None:
         self._left = self._left or why
         if self._group is not None:
-            self._group.abort()
+            self._group.leave()
             self._group = None
 
     def _exchange(self, begin: Callable[[GlooGroup], Work], what: str) -> None:
