@@ -10,6 +10,7 @@ Checked: 2.13.
 from __future__ import annotations
 
 import datetime
+import threading
 from typing import Any, Protocol, cast
 
 import torch
@@ -104,9 +105,11 @@ class GlooGroup:
         any_dist: Any = dist
         self._group = any_dist.ProcessGroupGloo(store, rank, size, timeout)
 
-    def abort(self) -> None:
-        """Break off what has begun; without this, leaving a group waits for it."""
-        self._group.abort()
+    def leave(self) -> None:
+        """Close the connections; an exchange that has begun ends with an error, maybe later."""
+        # The destructor waits for such an exchange.
+        last = [self.__dict__.pop("_group")]
+        threading.Thread(target=last.clear, daemon=True).start()
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         """Replace a tensor by the sum over all processes."""

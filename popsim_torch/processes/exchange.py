@@ -20,6 +20,7 @@ ExchangeParts = tuple[torch.Tensor, Callable[[], object]]
 _WHAT = "The exchange of gradients"
 _DIGIT = 2**24  # every integer below it is a float32
 _NUM_DIGITS = 2  # of a sign
+_LONGEST = 1000  # bytes of a text in a message
 _HYPER, _WRITES = range(2)  # what the signs of a process stand for
 
 
@@ -86,21 +87,29 @@ class GradientExchange:
     def _compare(self) -> None:
         """Check that all processes have the signs of process 0."""
         differs = (self._signs != self._signs[0]).any(dim=2)
-        for sign, what in ((_WRITES, self._other_weights), (_HYPER, self._other_values)):
+        for sign, tell in ((_WRITES, self._other_writes), (_HYPER, self._other_values)):
             ranks = differs[:, sign].nonzero().flatten().tolist()
             if ranks:
                 raise Error(
-                    f"{_WHAT}: {listed(ranks)} of {self.peers.size} and process 0 {what()} Nothing "
-                    "has changed: all processes give this update up."
+                    f"{_WHAT}: {listed(ranks)} of {self.peers.size} and process 0 {tell(ranks)} "
+                    "Nothing has changed: all processes give this update up."
                 )
 
-    def _other_values(self) -> str:
+    def _other_values(self, ranks: list[int]) -> str:
+        # All processes are here, because all have found the same difference.
+        own = self._hyper_parameters().encode()[:_LONGEST].ljust(_LONGEST)
+        own_bytes = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        texts = self.peers.gather(own_bytes, "The comparison of hyper-parameters")
+        shown = [
+            f"process {rank} has {texts[rank].numpy().tobytes().decode(errors='ignore').strip()}"
+            for rank in (0, ranks[0])
+        ]
         return (
-            "have different hyper-parameters. All processes must set the same values before the "
-            f"same call. Process {self.peers.rank} has {self._hyper_parameters()}."
+            "have different hyper-parameters. All processes must make the same calls, and set the "
+            f"same values before each of them; {', and '.join(shown)}."
         )
 
-    def _other_weights(self) -> str:
+    def _other_writes(self, ranks: list[int]) -> str:
         return (
             "have written different values to the device since their weights were shared: "
             "weights, states of the optimizer, or rng_state. All processes must load the same "

@@ -15,7 +15,7 @@ from popsim_torch.private_torch import process_groups
 from popsim_torch.private_torch.process_groups import GlooGroup, Work, part_of
 from popsim_torch.processes.meeting import Absent, meet
 
-__all__ = ["Peers", "listed"]
+__all__ = ["Peers", "listed", "tree_sum"]
 
 _SLICE = datetime.timedelta(milliseconds=100)
 """How long to wait before Python's signal handlers may run."""
@@ -102,7 +102,7 @@ class Peers:
             return
         parts = torch.empty_like(numbers)
         self._exchange(lambda group: group.all_to_all(parts, numbers), what)
-        total = _tree_sum(list(parts.chunk(self.size)))
+        total = tree_sum(list(parts.chunk(self.size)))
         self._exchange(lambda group: group.all_gather(numbers, total), what)
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Peers:
     def _leave(self, why: str) -> None:
         self._left = self._left or why
         if self._group is not None:
-            self._group.abort()
+            self._group.leave()
             self._group = None
 
     def _exchange(self, begin: Callable[[GlooGroup], Work], what: str) -> None:
@@ -209,7 +209,7 @@ def _is_over(work: Work) -> bool:
     return True
 
 
-def _tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
+def tree_sum(parts: list[torch.Tensor]) -> torch.Tensor:
     """Return the sum of tensors, added in pairs of neighbours, then in pairs of these sums."""
     while len(parts) > 1:
         pairs = [a + b for a, b in zip(parts[::2], parts[1::2], strict=False)]

@@ -410,6 +410,16 @@ def host() -> Compiled:
     return _training(module, optimizer, torch.randn(6, 4), torch.randn(6, 2), options=options)
 
 
+def processes() -> Compiled:
+    """Combined SGD in one of two processes, compiled where the other one is not."""
+    body = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    options = _options(connectionType=poptorch.ConnectionType.Never)
+    options.Distributed.configureProcessId(1, 2)
+    make = functools.partial(poptorch.optim.SGD, lr=0.1, momentum=0.9, use_combined_accum=True)
+    module = _Losses(body, F.mse_loss)
+    return _training(module, make, torch.randn(2, 4), torch.randn(2, 3), options=options)
+
+
 def feeds() -> Compiled:
     """A loop that trains, enqueues, and ends when a value says so."""
     layer, x = nn.Linear(4, 2), torch.randn(3, 4)
@@ -454,6 +464,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
             custom,
             inference,
             host,
+            processes,
             feeds,
         ),
     )

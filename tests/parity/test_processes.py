@@ -109,10 +109,19 @@ def assert_like_one(one: Any, ranks: list[Any], **tolerance: float) -> None:
         torch.testing.assert_close(ranks[0]["weights"][name], value, **tolerance)
 
 
+def train_with_each() -> Any:
+    return {name: train_part(name, num_ranks=2) for name in OPTIMIZERS}
+
+
+@pytest.fixture(scope="module")
+def trained_with_each(tmp_path_factory):
+    return run_ranks(train_with_each, 2, tmp_path_factory.mktemp("optimizers"))
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_two_processes_train_like_one(optimizer, tmp_path):
+def test_two_processes_train_like_one(optimizer, trained_with_each):
     one = train_part(optimizer, num_ranks=2)
-    ranks = run_ranks(train_part, 2, tmp_path, optimizer=optimizer, num_ranks=2)
+    ranks = [rank[optimizer] for rank in trained_with_each]
     assert_equal_ranks(ranks)
     assert_like_one(one, ranks)
     assert one["traffic"].exchanges == 0
@@ -134,23 +143,33 @@ def test_each_process_draws_its_own_dropout_masks(tmp_path):
     assert ranks[0]["rng"] == one["rng"]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"reduction": "Sum"},
-        {"running": True},
-        {"stages": True},
-        {"scaling": True},
-        {"half": True},
-        {"half": True, "scaling": True, "running": True},
-    ],
-    ids=lambda settings: " ".join(settings),
-)
-def test_options(settings, tmp_path):
-    if "stages" in settings:
-        settings["dropout"] = 0.5
+SETTINGS: dict[str, dict[str, Any]] = {
+    "Sum": {"reduction": "Sum"},
+    "Running": {"running": True},
+    "stages": {"stages": True, "dropout": 0.5},
+    "loss scaling": {"scaling": True},
+    "half": {"half": True},
+    "half, loss scaling, Running": {"half": True, "scaling": True, "running": True},
+}
+
+
+def train_with_settings() -> Any:
+    return {
+        name: train_part("SGD separate", num_ranks=2, **settings)
+        for name, settings in SETTINGS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def trained_with_settings(tmp_path_factory):
+    return run_ranks(train_with_settings, 2, tmp_path_factory.mktemp("settings"))
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_options(name, trained_with_settings):
+    settings = SETTINGS[name]
     one = train_part("SGD separate", num_ranks=2, **settings)
-    ranks = run_ranks(train_part, 2, tmp_path, optimizer="SGD separate", num_ranks=2, **settings)
+    ranks = [rank[name] for rank in trained_with_settings]
     assert_equal_ranks(ranks)
     tolerance = {"rtol": 1e-2, "atol": 2e-3} if settings.get("half") else {}
     assert_like_one(one, ranks, **tolerance)
