@@ -16,6 +16,7 @@ import notebooks
 # Smaller values than those of the READMEs, where these take long.
 PARAMETERS = {
     "custom_op": {},
+    "data_parallel": {},
     "infeed_outfeed": {"STEPS": 20, "STEPS_PER_EXECUTION": 10},
     "inspecting_tensors": {"REPEAT_COUNT": 4, "MODEL_REPEAT_COUNT": 4},
     "observing_tensors": {"STEPS": 3, "BATCH_SIZE": 100},

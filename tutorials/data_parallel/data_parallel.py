@@ -64,7 +64,9 @@ def train(
     model = Classifier(arguments.seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=arguments.learning_rate, momentum=0.9)
     training = poptorch.trainingModel(model, options, optimizer)
-    own = [share(one, replicas, options.Distributed.processId, processes) for one in (images, labels)]
+    own = [
+        share(one, replicas, options.Distributed.processId, processes) for one in (images, labels)
+    ]
     training.compile(*own)
     start = time.perf_counter()
     training(*own)
