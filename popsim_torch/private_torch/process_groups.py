@@ -10,6 +10,8 @@ Checked: 2.13.
 from __future__ import annotations
 
 import datetime
+import functools
+import os
 import threading
 from typing import Any, Protocol, cast
 
@@ -76,6 +78,13 @@ def meeting_store(rank: int, size: int, timeout: datetime.timedelta) -> Store:
     any_dist: Any = dist
     if dist.is_initialized():
         return cast(Store, any_dist.distributed_c10d._get_default_store())
+    return _store_at(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], rank, size, timeout)
+
+
+@functools.cache
+def _store_at(address: str, port: str, rank: int, size: int, timeout: datetime.timedelta) -> Store:
+    """Return the store at an address, which stays open: process 0 may have it."""
+    any_dist: Any = dist
     store, _, _ = next(any_dist.rendezvous("env://", rank, size, timeout=timeout))
     return cast(Store, store)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -203,6 +204,27 @@ def test_nobody_comes(tmp_path):
     assert "process 0 of 2 cannot meet the others at 127.0.0.1:" in message
     assert "within 1 s: process 1 did not come" in message
     assert seconds < 20
+
+
+def train_three_models() -> Any:
+    found = []
+    for _ in range(3):
+        training = wrapped()
+        training(*data())
+        found += weights(training)[5:]
+        training.destroy()
+        time.sleep(0.5 * (1 - RANK))  # process 1 waits at the next meeting already
+    return found
+
+
+def test_process_0_has_the_store(tmp_path):
+    """There is no agent of torchrun, as under mpirun."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": ""}
+    one, other = run_ranks(train_three_models, 2, tmp_path, env=env)
+    assert all(map(torch.equal, one, other))
 
 
 def have_another_rank() -> str:

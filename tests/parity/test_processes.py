@@ -184,6 +184,31 @@ def test_three_processes(tmp_path):
     assert ranks[0]["traffic"].exchanges == CALLS * ITERATIONS
 
 
+def train_replicas(replicas: int) -> Any:
+    """Train four replicas in all processes together."""
+    torch.manual_seed(10 + RANK)
+    options = poptorch.Options().replicationFactor(replicas).randomSeed(7)
+    options.deviceIterations(ITERATIONS)
+    options.Training.gradientAccumulation(STEPS)
+    first = options.Distributed.processId * replicas
+    model = Model(dropout=0.5)
+    training = poptorch.trainingModel(model, options, OPTIMIZERS["AdamW"](model.parameters()))
+    for x, target in zip(*micro_batches(4, slice(first, first + replicas)), strict=True):
+        training(x, target)
+    state = training._device.state.read_all_states()  # without the gradients of each replica
+    state = {name: value for name, value in state.items() if not name.startswith("Accum")}
+    return {"weights": dict(model.state_dict()), "state": state, "rng": training.rng_state}
+
+
+@pytest.mark.parametrize(("processes", "replicas"), [(2, 2), (4, 1)])
+def test_replicas_in_processes_have_the_bits_of_replicas_in_one(processes, replicas, tmp_path):
+    one = train_replicas(4)
+    ranks = run_ranks(train_replicas, processes, tmp_path, replicas=replicas)
+    assert_equal_ranks(ranks)
+    torch.testing.assert_close(ranks[0]["weights"], one["weights"], rtol=0, atol=0)
+    assert ranks[0]["rng"] == one["rng"]
+
+
 def other_ways() -> Any:
     """Train with a loop, with fit, with queues, and after the model was off the device."""
     found: dict[str, Any] = {}
