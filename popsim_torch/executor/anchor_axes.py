@@ -19,12 +19,7 @@ __all__ = ["AnchorAxes", "Axis", "RecordedAnchors", "axes_of_anchor"]
 
 
 class Axis(NamedTuple):
-    """An axis of an anchored tensor.
-
-    Attributes:
-        name: What its entries are, such as ``micro-batch``.
-        size: The number of entries.
-    """
+    """An axis of an anchored tensor: a name, such as ``micro-batch``, and the number of entries."""
 
     name: str
     size: int

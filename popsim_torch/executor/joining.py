@@ -32,8 +32,8 @@ def check_replicas(compiled: CompiledModel, options: Options) -> None:
     here, processes = options.replication_factor, options.Distributed.numProcesses
     if here != loop.replicas:
         raise Error(
-            f"This program was compiled for Options.replicationFactor({loop.replicas}); the options "
-            f"have {here}. Compile the model for another number."
+            f"This program was compiled for Options.replicationFactor({loop.replicas}), and the "
+            f"options have {here}. Compile the model for another number."
         )
     if plan is None or plan.replicas == num_replicas(options):
         return

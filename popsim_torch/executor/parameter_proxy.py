@@ -98,8 +98,8 @@ class ParameterProxy:
         if variable_retrieval_mode == VariableRetrievalMode.AllReplicas and count != replicas:
             raise Error(
                 f"{call}: VariableRetrievalMode.AllReplicas reads {replicas} values, one for each "
-                f"replica, and the parameter has room for {count}. Use OnePerGroup: the replicas of "
-                "a group have the same value."
+                f"replica, and the parameter has room for {count}. Use OnePerGroup: the replicas "
+                "of a group have the same value."
             )
         self._device.replica_groups[self._name] = groups
 

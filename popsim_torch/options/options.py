@@ -185,8 +185,8 @@ class Options(OutputOptions, HostOptions):
     def broadcastBuffers(self, broadcast_buffers: bool = True) -> Self:
         """Choose whether the replicas of a buffer are kept equal.
 
-        The running statistics of batch norm are exempt: each replica keeps its own. It has no effect
-        on one replica, or if all replicas have the same input.
+        The running statistics of batch norm are exempt: each replica keeps its own. It has no
+        effect on one replica, or if all replicas have the same input.
 
         Args:
             broadcast_buffers: True, the default, refuses models that change a buffer on several

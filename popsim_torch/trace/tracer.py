@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 
 from popsim_torch.arguments import OutputSpec
 from popsim_torch.dtypes import held_dtype

@@ -31,8 +31,8 @@ class Execution:
         caller: The name of the caller, for messages.
         body: Called with the arguments of a batch; returns the results of the step. Traced once.
         stream: The batches of all runs.
-        steps: The number of steps in a run, a multiple of the number of replicas. Each replica takes
-            the next batch, so steps of all replicas follow one another.
+        steps: The number of steps in a run, a multiple of the number of replicas. Each replica
+            takes the next batch, so steps of all replicas follow one another.
         accumulation: The number of micro-batches per weight update; None if weights are not
             updated.
         options: The options of the program.

@@ -118,8 +118,8 @@ def fit(
     replicas = options.replication_factor
     if options.input_group_size > 1:
         raise Error(
-            f"fit: Options.inputReplicaGrouping({options.input_group_size}) gives replicas the same "
-            "input, and fit gives each replica batches of its own. Leave it out."
+            f"fit: Options.inputReplicaGrouping({options.input_group_size}) gives replicas the "
+            "same input, and fit gives each replica batches of its own. Leave it out."
         )
     steps = plan_steps(
         "fit",

@@ -317,8 +317,9 @@ def test_a_weight_can_differ_between_groups_of_replicas(name, optimizer, threads
         "adam": lambda p: torch.optim.Adam(p, lr=0.05),
         "clipped": lambda p: SGD(p, lr=0.1, max_grad_norm=1e6),
     }[optimizer]
-    model, twin = Grouped(num_groups), Grouped(num_groups)
+    twin = Grouped(num_groups)
     x = torch.randn(D * 2 * 4 * 3, 4)
+    before = None
     for num_threads in (1, 3):
         threads(num_threads)
         one = Grouped(num_groups)
@@ -327,7 +328,7 @@ def test_a_weight_can_differ_between_groups_of_replicas(name, optimizer, threads
         outputs = [training(x)[0] for _ in range(2)]
         weights = {n: v.clone() for n, v in one.state_dict().items()}
         training.destroy()
-        if num_threads > 1:
+        if before is not None:
             assert all(map(torch.equal, outputs, before[0]))
             assert all(torch.equal(weights[n], before[1][n]) for n in weights)
         before = outputs, weights
@@ -396,13 +397,10 @@ def test_prints_name_the_replica(capfd):
 
     inference = poptorch.inferenceModel(Prints(), options_of(2, 1, 2))
     inference(torch.arange(4.0))
-    assert (
-        capfd.readouterr().err
-        == (
-            "x_replica_0: (0)\n\nx_replica_1: (1)\n\nx_replica_0: (2)\n\nx_replica_1: (3)\n\n"
-        ).replace("(0)", "(0.000000)")
-        or True
-    )
+    printed = capfd.readouterr().err
+    titles = [line.partition(":")[0] for line in printed.splitlines()[::2]]
+    assert titles == ["x_replica_0", "x_replica_1"] * 2
+    assert printed.splitlines()[1::2] == [""] * 4
 
 
 def test_elements_of_queues_have_all_replicas():
@@ -475,7 +473,7 @@ def test_an_error_in_a_replica_leaves_whole_iterations(threads):
 def test_programs_of_several_replicas_are_saved(tmp_path):
     x = data()[0]
     expected = trained(4)
-    model, training = wrap(4)
+    _, training = wrap(4)
     training.compile(*x)
     training.save(str(tmp_path / "model"), export_model=True)
     training.destroy()
