@@ -52,7 +52,8 @@ class PipelineView:
                 f"stages: the profile is a {type(profile).__name__}. Pass the result of "
                 "executor.profile(...)."
             )
-        return describe_stages(self._device.module, compiled, self._latest(), profile)
+        device = self._device
+        return describe_stages(device.module, compiled, device.options, self._latest(), profile)
 
     def record_timeline(self, on: bool = True) -> None:
         """Record when each stage begins and ends its work, in all runs from now on.

@@ -10,12 +10,14 @@ from typing import overload
 from torch import nn
 
 from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.placed_bytes import PlacedBytes, placed_bytes
 from popsim_torch.executor.profile import Profile
 from popsim_torch.executor.schedule import ipus_of
 from popsim_torch.executor.summary import forward_ops, lies_in, module_of
 from popsim_torch.executor.table import table
 from popsim_torch.executor.timeline import Timeline
 from popsim_torch.ir import Phase, Program
+from popsim_torch.options import Options
 
 __all__ = ["StageSummary", "StageTable", "describe_stages"]
 
@@ -42,6 +44,8 @@ class StageSummary:
         parameter_bytes: Memory of these parameters on the device (bytes).
         state_bytes: Memory of its buffers, and of the optimizer's state and the accumulators of
             these parameters (bytes).
+        placed: Memory of parameters, buffers and states for one replica, as
+            ``Options.TensorLocations`` places them: on the IPU, and beside it.
         forward: The mean time of a forward pass (s); None if it was not measured.
         backward: The mean time of a backward pass (s); None if it was not measured, and in
             inference.
@@ -55,6 +59,7 @@ class StageSummary:
     parameters: int
     parameter_bytes: int
     state_bytes: int
+    placed: PlacedBytes
     forward: float | None = None
     backward: float | None = None
     share: float | None = None
@@ -107,6 +112,12 @@ class StageTable(Sequence[StageSummary]):
     __repr__ = __str__
 
     def _notes(self) -> Iterator[str]:
+        on_chip = sum(row.placed.on_chip for row in self.rows)
+        off_chip = sum(row.placed.off_chip for row in self.rows)
+        if on_chip + off_chip != sum(row.parameter_bytes + row.state_bytes for row in self.rows):
+            yield f"Divided among replicas, a replica keeps {on_chip + off_chip:,} bytes of them."
+        if off_chip:
+            yield f"Options.TensorLocations place {off_chip:,} bytes beside the IPUs."
         if self.balance is None:
             yield (
                 "Times: not measured. Call record_timeline() and then the model, or pass "
@@ -156,6 +167,7 @@ def _follows(name: str, other: str) -> bool:
 def describe_stages(
     model: nn.Module,
     compiled: CompiledModel,
+    options: Options,
     timeline: Timeline | None = None,
     profile: Profile | None = None,
 ) -> StageTable:
@@ -164,6 +176,7 @@ def describe_stages(
     Args:
         model: The model.
         compiled: Its program.
+        options: Its options.
         timeline: The latest recorded run.
         profile: Measured times, which are used instead of those of the timeline.
     """
@@ -200,6 +213,7 @@ def describe_stages(
                 sum(one.numel for one in sizes),
                 sum(one.numel * one.dtype.itemsize for one in sizes),
                 sum(one.numel * one.dtype.itemsize for one in states),
+                placed_bytes([*sizes, *states], options, compiled.run.loop.replicas),
                 forward,
                 backward,
                 None if forward is None else (forward + (backward or 0.0)) / total,

@@ -33,7 +33,9 @@ SMALL = {
         ["--rounds", "1", "--large", "4", "--small", "50"],
         ["into a program", "followed while it runs", "queue.Queue between threads"],
     ),
+    "replicas": (["--rounds", "1"], ["8 x 96, 8, 32", "8 x 768, 64, 16"]),
     "roofline": (["--only", "MLP 32 float16", "--rounds", "1", "--ops", "2"], ["matmul"]),
+    "torch_pipelining": (["--rounds", "1"], ["8 x 96, 8, 64", "8 x 768, 64, 16"]),
     "training_step": (
         ["--only", "CNN", "--rounds", "1", "--no-compile", "--iterations", "1"],
         ["CNN 32"],

@@ -110,3 +110,44 @@ def test_a_model_without_stages_is_one_stage():
     (row,) = executor.stages()
     assert row.modules == ("0", "1", "2", "3") and row.parameters == 48
     assert "0-3" in str(executor.stages())
+
+
+def test_places_of_weights_and_states():
+    """Shards of replicas and memory off the chip: figures, and the same values."""
+    found = {}
+    for moved in (False, True):
+        torch.manual_seed(0)
+        model = nn.Linear(128, 128)
+        options = make_options(1, 2).replicationFactor(4)
+        if moved:
+            shared = poptorch.TensorLocationSettings().useReplicatedTensorSharding(True)
+            away = poptorch.TensorLocationSettings().useOnChipStorage(False)
+            options.TensorLocations.setWeightLocation(shared).setOptimizerLocation(away)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        training = poptorch.trainingModel(Squares(model), options, optimizer)
+        torch.manual_seed(1)
+        training(torch.randn(1 * 2 * 4 * 3, 128))
+        found[moved] = training.stages(), model.weight.detach().clone()
+    (plain,), (placed,) = found[False][0], found[True][0]
+    numel = 128 * 128 + 128
+    assert plain.placed.on_chip == plain.parameter_bytes + plain.state_bytes
+    assert plain.placed.off_chip == 0
+    # A quarter of the weight, which has enough elements; the bias as a whole. A step is a number.
+    weights = 4 * (128 * 128 // 4 + 128)
+    steps = 2 * 4
+    assert placed.placed.off_chip == 2 * 4 * numel
+    assert placed.placed.on_chip == weights + 4 * numel + steps
+    text = str(found[True][0])
+    assert f"place {placed.placed.off_chip:,} bytes beside the IPUs" in text
+    assert f"a replica keeps {placed.placed.on_chip + placed.placed.off_chip:,} bytes" in text
+    assert "beside" not in str(found[False][0])
+    assert torch.equal(found[False][1], found[True][1])
+
+
+class Squares(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.linear(x).square().mean(), "none")
