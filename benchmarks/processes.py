@@ -120,7 +120,7 @@ def measure(rounds: int) -> None:
         }
         for update, _ in made.values():
             update()
-        first, *others = [list(model.parameters()) for _, model in made.values()]
+        first, *others = [dict(model.state_dict()) for _, model in made.values()]
         for other in others:
             torch.testing.assert_close(other, first)
         times: dict[str, list[float]] = {kind: [] for kind in made}
@@ -131,7 +131,7 @@ def measure(rounds: int) -> None:
                 times[kind].append(seconds(update, count) if count else _wait())
         if table is not None:
             one, two, rival = (1e3 * median(times[kind]) for kind in made)
-            megabytes = sum(p.numel() * 4 for p in first) / 1e6
+            megabytes = sum(value.numel() * 4 for value in first.values()) / 1e6
             table.row(f"{name}, {batch}", megabytes, one, two, rival, one / two, rival / two)
     dist.destroy_process_group()
 

@@ -218,9 +218,10 @@ def test_loops_of_functions():
 
 
 # Those that have tests above, and host_call: threads are the business of the code that it calls.
+# tests/parity/test_replicas.py runs all_reduce with several numbers of threads.
 TESTED = {sample.kind for sample in SAMPLES} | UPDATES.keys()
 TESTED |= {"anchor", "aten", "branch", "enqueue", "host_call", "loop", "print", "repeat_while"}
-TESTED.add("yield")
+TESTED |= {"all_reduce", "yield"}
 
 
 def test_every_op_of_the_table_has_a_sample():

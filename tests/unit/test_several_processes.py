@@ -188,9 +188,3 @@ def test_loaders_take_the_part_of_their_process(launch):
     options = Options()
     options.Distributed.disable()
     assert len(list(poptorch.DataLoader(options, torch.arange(8), batch_size=2))) == 4
-
-
-@pytest.mark.parametrize("use", [train, repeat])
-def test_several_replicas_are_refused_in_loops_too(use):
-    with pytest.raises(Error, match=r"Options.replicationFactor\(2\): replication is not"):
-        use(Options().replicationFactor(2))
