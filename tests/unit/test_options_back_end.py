@@ -476,18 +476,6 @@ def test_names_that_are_no_strings_are_unknown(opts):
 # Wrapping
 
 
-@pytest.mark.parametrize("wrap", [poptorch.inferenceModel, poptorch.trainingModel])
-def test_several_replicas_are_refused_when_a_model_is_wrapped(opts, wrap):
-    opts.replicationFactor(2)
-    with pytest.raises(Error) as caught:
-        wrap(nn.Linear(2, 2), opts)
-    assert caught.value.message == (
-        "Options.replicationFactor(2): replication is not supported by this version of "
-        "popsim_torch yet (it runs one replica). Remove the call or set it to 1."
-    )
-    opts.replicationFactor(1)
-
-
 def test_inference_with_gradient_accumulation_recommends_device_iterations():
     options = Options()
     options.Training.gradientAccumulation(2)

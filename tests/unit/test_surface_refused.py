@@ -32,12 +32,6 @@ def ask_for_cycles():
     model.cycleCount()
 
 
-def group_replicas():
-    poptorch.trainingModel(Net(), make_options()).weight.replicaGrouping(
-        poptorch.CommGroupType.NoGrouping, 1, poptorch.VariableRetrievalMode.OnePerGroup
-    )
-
-
 OTHER_VALUES = {
     "accumulationFactor": 7,
     "accumulationAndReplicationReductionType": 0,
@@ -45,12 +39,7 @@ OTHER_VALUES = {
 }
 # How to use each name, and the words of the error.
 USES = {
-    "Options.replicationFactor": (
-        lambda: poptorch.trainingModel(Net(), make_options().replicationFactor(2)),
-        r"replicationFactor\(2\): replication is not supported .* one replica",
-    ),
     "PoplarExecutor.cycleCount": (ask_for_cycles, "no model of the machine's time yet"),
-    "PoplarExecutor.<parameter>.replicaGrouping": (group_replicas, "group of replicas is not"),
     **{
         f'Options._Popart.options["{key}"]': (
             lambda key=key, value=value: set_back_end(key, value),
