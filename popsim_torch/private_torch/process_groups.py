@@ -9,6 +9,7 @@ Checked: 2.13.
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import functools
 import os
@@ -27,6 +28,10 @@ __all__ = [
     "meeting_store",
     "part_of",
 ]
+
+
+_AT_EXIT = 5.0
+"""How long the end of Python waits for connections to close (seconds)."""
 
 
 class Work(Protocol):
@@ -118,7 +123,10 @@ class GlooGroup:
         """Close the connections; an exchange that has begun ends with an error, maybe later."""
         # The destructor waits for such an exchange.
         last = [self.__dict__.pop("_group")]
-        threading.Thread(target=last.clear, daemon=True).start()
+        thread = threading.Thread(target=last.clear, daemon=True)
+        thread.start()
+        # A thread that comes back from a destructor when Python has ended would end the process.
+        atexit.register(thread.join, _AT_EXIT)
 
     def all_reduce(self, tensor: torch.Tensor) -> Work:
         """Replace a tensor by the sum over all processes."""
