@@ -90,8 +90,13 @@ class ParameterProxy:
         groups = groups_of(comm_group_type, shards, replicas)
         count = max(groups) + 1
         if parameter.shape[0] != count:
+            formed = (
+                "1 replica forms 1 group"
+                if replicas == 1
+                else f"{replicas} replicas form {count} group{'s' if count > 1 else ''}"
+            )
             raise Error(
-                f"{call}: {replicas} replicas form {count} groups, and the parameter has the shape "
+                f"{call}: {formed}, and the parameter has the shape "
                 f"{tuple(parameter.shape)}. Give it the shape ({count}, ...), with the value of "
                 "each group; forward sees the value of one, without the first dimension."
             )

@@ -57,6 +57,7 @@ class Execution:
         self._outfeed = outfeed = OutfeedQueue()
         self._caller, self._steps, self._accumulation = caller, steps, accumulation
         self._replicas = options.replication_factor
+        iterations = steps // self._replicas
         # The results of the current run so far, in parts; other threads read the newest step.
         self._parts: list[Any] = []
         self._newest: Any = None
@@ -66,7 +67,6 @@ class Execution:
             outfeed.enqueue(body(args, kwargs))
 
         def run() -> None:
-            iterations = steps // self._replicas
             LoopCall(caller, step, [], infeed).run(iterations, accumulation, None)
 
         self._function = Function(run, options)

@@ -38,7 +38,6 @@ def enqueue(queue, *elements):
         ({"device_ordinal": -2}, "device_ordinal must be an integer of 0 or more, got -2"),
         ({"optimise_latency": None}, "optimise_latency must be True or False, got None"),
         ({"replication_factor": 0}, "replication_factor must be an integer of 1 or more, got 0"),
-        ({"replication_factor": 2}, "a model of several copies is not supported"),
     ],
     ids=str,
 )

@@ -40,7 +40,7 @@ def threads():
 @functools.cache
 def load_late() -> None:
     """Load the operator that takes a random time."""
-    ctypes.cdll.LoadLibrary(str(compiled("late.c", "late")))
+    ctypes.cdll.LoadLibrary(str(compiled("late.c", "late_calls")))
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ def test_a_program_that_only_the_library_knows_to_be_wrong_is_refused(whole):
 
 
 def test_a_program_that_cannot_be_prepared_is_refused(whole, monkeypatch):
-    def fail(*_args):
+    def fail(*_args, **_more):
         raise InternalError("no kernel takes this")
 
     monkeypatch.setattr(saving, "fit_to_host", fail)

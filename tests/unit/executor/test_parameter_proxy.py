@@ -71,8 +71,8 @@ def test_one_group_of_all_replicas_is_what_there_is(mode):
         ("turned", (CommGroupType.All, 0, ONE), "contiguous"),
         ("weight", (CommGroupType.Consecutive, 3, ONE), "divide the replication factor, 1"),
         ("weight", (CommGroupType.Consecutive, 0, ONE), "divide the replication factor, 1"),
-        ("weight", (CommGroupType.NoGrouping, 0, ONE), "not supported"),
-        ("weight", (CommGroupType.Orthogonal, 1, ONE), "not supported"),
+        ("weight", (CommGroupType.NoGrouping, 0, ONE), r"1 replica forms 1 group.*\(1, \.\.\.\)"),
+        ("weight", (CommGroupType.Orthogonal, 1, ONE), r"1 replica forms 1 group.*\(1, \.\.\.\)"),
     ],
 )
 def test_groups_that_cannot_be(name, arguments, text):
