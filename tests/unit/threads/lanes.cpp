@@ -70,7 +70,7 @@ Pipeline draw(std::mt19937& random, schedule::Kind kind) {
   p.ranges =
       memory::live_ranges(p.graph, p.blocks, p.schedule, p.lane_of_stage);
   p.waits = memory::find_waits(p.graph, p.blocks, p.ranges, p.lane_of_stage, {},
-                                [](const graph::Op&) { return false; });
+                               [](const graph::Op&) { return false; });
   p.steps.resize(static_cast<size_t>(p.lane_of_stage.back()) + 1);
   for (const schedule::Stretch& stretch : p.schedule) {
     for (int64_t time = 0; time < stretch.times; ++time) {
