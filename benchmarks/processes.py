@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from statistics import median
 
@@ -21,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import popsim_torch as poptorch
+from benchmarks.common.processes import run_in_processes, seconds_together
 from benchmarks.common.report import Table, describe_machine, make_parser
 
 PROCESSES = 2
@@ -85,15 +83,6 @@ def ddp(widths: tuple[int, ...], data: list[torch.Tensor]) -> Contender:
     return update, model
 
 
-def seconds(update: Callable[[], object], updates: int) -> float:
-    """Return the time of an update, when all processes begin together."""
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(updates):
-        update()
-    return (time.perf_counter() - began) / updates
-
-
 def measure(rounds: int) -> None:
     """Print the table; every process calls this."""
     torch.set_num_threads(1)
@@ -128,17 +117,12 @@ def measure(rounds: int) -> None:
             for kind, (update, _) in made.items():
                 # One process trains alone, and the other one waits at the next barrier.
                 count = updates if is_first or kind != "one" else 0
-                times[kind].append(seconds(update, count) if count else _wait())
+                times[kind].append(seconds_together(update, count))
         if table is not None:
             one, two, rival = (1e3 * median(times[kind]) for kind in made)
             megabytes = sum(value.numel() * 4 for value in first.values()) / 1e6
             table.row(f"{name}, {batch}", megabytes, one, two, rival, one / two, rival / two)
     dist.destroy_process_group()
-
-
-def _wait() -> float:
-    dist.barrier()
-    return 0.0
 
 
 def main() -> None:
@@ -147,9 +131,7 @@ def main() -> None:
     if "RANK" in os.environ:
         measure(arguments.rounds)
         return
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
-    again = ["-m", "benchmarks.processes", f"--rounds={arguments.rounds}"]
-    subprocess.run([sys.executable, *run, *again], check=True)
+    run_in_processes("processes", PROCESSES, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ here, threads of one process hand them over. Each process or stage has one threa
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from statistics import median
 
@@ -20,6 +17,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import popsim_torch as poptorch
+from benchmarks.common.processes import run_in_processes, seconds_together
 from benchmarks.common.report import Table, describe_machine, make_parser
 from benchmarks.pipelines import CASES, LAYERS, Layers
 
@@ -61,14 +59,6 @@ def theirs(width: int, accumulation: int, data: list[torch.Tensor]) -> Callable[
     return update
 
 
-def seconds(update: Callable[[], object]) -> float:
-    """Return the time of an update, when all processes begin together."""
-    dist.barrier()
-    began = time.perf_counter()
-    update()
-    return time.perf_counter() - began
-
-
 def measure(rounds: int) -> None:
     """Print the table; every process calls this."""
     dist.init_process_group("gloo")
@@ -93,9 +83,9 @@ def measure(rounds: int) -> None:
         times: dict[str, list[float]] = {"torch": [], "here": []}
         for _ in range(rounds):
             torch.set_num_threads(1)
-            times["torch"].append(seconds(rival))
+            times["torch"].append(seconds_together(rival))
             torch.set_num_threads(STAGES)
-            times["here"].append(seconds(own))
+            times["here"].append(seconds_together(own))
         if table is not None:
             found = {kind: 1e3 * median(each) for kind, each in times.items()}
             name = f"{LAYERS} x {width}, {batch}, {accumulation}"
@@ -109,9 +99,7 @@ def main() -> None:
     if "RANK" in os.environ:
         measure(arguments.rounds)
         return
-    run = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={STAGES}"]
-    own = ["-m", "benchmarks.torch_pipelining", f"--rounds={arguments.rounds}"]
-    subprocess.run([sys.executable, *run, *own], check=True)
+    run_in_processes("torch_pipelining", STAGES, arguments.rounds)
 
 
 if __name__ == "__main__":

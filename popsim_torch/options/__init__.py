@@ -1,7 +1,7 @@
 """``Options``: the settings of a model and of its runs."""
 
 from popsim_torch.errors import ConfigFileError
-from popsim_torch.options.groups import _DistributedOptions as _DistributedOptions
+from popsim_torch.options.distributed import _DistributedOptions as _DistributedOptions
 from popsim_torch.options.groups import _JitOptions as _JitOptions
 from popsim_torch.options.groups import _PrecisionOptions as _PrecisionOptions
 from popsim_torch.options.groups import _TrainingOptions as _TrainingOptions

@@ -23,8 +23,8 @@ from popsim_torch.errors import (
 )
 from popsim_torch.options import text
 from popsim_torch.options.base import Setting, require, require_bool, require_enum
+from popsim_torch.options.distributed import _DistributedOptions
 from popsim_torch.options.groups import (
-    _DistributedOptions,
     _JitOptions,
     _PrecisionOptions,
     _TrainingOptions,

@@ -17,14 +17,6 @@ SCHEDULES = list(PipelineSchedule)
 OVERLAPPING = [one for one in SCHEDULES if one != PipelineSchedule.Sequential]
 
 
-@pytest.fixture(autouse=True)
-def threads():
-    """Set how many threads PyTorch has, for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 class Model(nn.Module):
     """Two branches between an embedding and a head, with random numbers and statistics."""
 

@@ -21,14 +21,6 @@ PIPELINED = [s for s in SCHEDULES if s != PipelineSchedule.Sequential]
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-@pytest.fixture
-def threads():
-    """Set how many threads PyTorch has, for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 class Model(nn.Module):
     """Eight layers: a table, running statistics, random numbers."""
 

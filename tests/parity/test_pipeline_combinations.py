@@ -29,14 +29,6 @@ PLAIN, ALL = 25, 500
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(120)]
 
 
-@pytest.fixture
-def threads():
-    """Set how many threads PyTorch has, for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @functools.cache
 def load_late() -> None:
     """Load the operator that takes a random time."""

@@ -14,14 +14,6 @@ from tests.parity.test_pipeline_combinations import Late, load_late
 PIPELINED = [one for one in PipelineSchedule if one != PipelineSchedule.Sequential]
 
 
-@pytest.fixture
-def threads():
-    """Set how many threads PyTorch has, for a test."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 class Prints(nn.Module):
     """Each stage takes a random time, and prints its result and the gradient of it."""
 

@@ -20,9 +20,9 @@
 #include "threads/crew.h"
 #include "threads/progress.h"
 
+namespace popsim {
 namespace {
 
-using namespace popsim;  // NOLINT
 using memory::Wait;
 using schedule::Action;
 using schedule::ActionKind;
@@ -212,10 +212,7 @@ void drop_each(const Pipeline& pipeline, const std::vector<uint64_t>& values) {
   }
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  const bool only_all = argc > 1 && std::string_view(argv[1]) == "all";
+int run(bool only_all) {
   std::mt19937 random(1);
   int wrong = 0;
   for (int i = 0; i < (only_all ? 60 : 12); ++i) {
@@ -235,4 +232,11 @@ int main(int argc, char** argv) {
     if (!only_all) drop_each(pipeline, values);
   }
   return wrong == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace popsim
+
+int main(int argc, char** argv) {
+  return popsim::run(argc > 1 && std::string_view(argv[1]) == "all");
 }
