@@ -1,0 +1,169 @@
+"""Statistics that the device computes, and the requests that ask for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from popsim_torch.errors import UsageValueError
+
+__all__ = [
+    "Counts",
+    "Fingerprint",
+    "Histogram",
+    "HistogramCounts",
+    "Moments",
+    "Request",
+    "Sample",
+    "Statistics",
+    "TopK",
+]
+
+MOST_TOP = 64
+MOST_SAMPLES = 4096
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Asks for mean, standard deviation, minimum, maximum, norm and mean absolute value."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Asks for the numbers of zeros, subnormals, and values that float16 cannot hold."""
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Asks for the number of values in each bin; the bins cover all numbers, so none is outside.
+
+    A bin holds the numbers of one sign that have the same exponent in float32, and the same first
+    bits of the mantissa.
+
+    Args:
+        mantissa_bits: The number of bits of the mantissa, 0 to 3: each one halves the bins.
+
+    Raises:
+        UsageValueError: Another number of bits.
+    """
+
+    mantissa_bits: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mantissa_bits not in range(4):
+            raise UsageValueError(
+                f"Histogram: mantissa_bits is 0, 1, 2 or 3, got {self.mantissa_bits!r}."
+            )
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Asks for the values with the largest magnitudes, and their positions.
+
+    Args:
+        k: How many, 1 to 64.
+
+    Raises:
+        UsageValueError: Another number.
+    """
+
+    k: int = 8
+
+    def __post_init__(self) -> None:
+        _check("TopK", "k", self.k, MOST_TOP)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Asks for values at equal distances: those at ``i * count // n`` in row-major order.
+
+    Args:
+        n: How many, 1 to 4096; a smaller tensor gives all its values.
+
+    Raises:
+        UsageValueError: Another number.
+    """
+
+    n: int = 16
+
+    def __post_init__(self) -> None:
+        _check("Sample", "n", self.n, MOST_SAMPLES)
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Asks for a number of 64 bits that changes if any bit of the tensor, or its place, does."""
+
+
+Request: TypeAlias = Moments | Counts | Histogram | TopK | Sample | Fingerprint
+
+
+def _check(kind: str, name: str, number: object, most: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+        raise UsageValueError(f"{kind}: {name} is an integer from 1 to {most}, got {number!r}.")
+
+
+@dataclass(frozen=True)
+class HistogramCounts:
+    """The number of values in each bin.
+
+    Attributes:
+        mantissa_bits: As in ``Histogram``.
+        negative: int64, shape ``(256 << mantissa_bits,)``: negative values (and -0.0), by the upper
+            bits of the magnitude in float32: exponent, then mantissa. The bins of exponent 255 have
+            infinities and NaN.
+        positive: The same for positive values.
+    """
+
+    mantissa_bits: int
+    negative: torch.Tensor
+    positive: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Statistics of one tensor. What was not asked for is None.
+
+    Attributes:
+        count: The number of values.
+        nans: The number of values that are NaN.
+        infs: The number of values that are infinite.
+        mean: The mean of the finite values, in float64. This and the next five are over the finite
+            values, and NaN if there are none.
+        std: The standard deviation of the population.
+        minimum: The smallest.
+        maximum: The largest.
+        norm: The square root of the sum of squares.
+        absolute_mean: The mean of the magnitudes.
+        zeros: The number of values that are 0.
+        subnormals: The number of values other than 0 below the smallest normal number of the dtype.
+        half_overflows: The number of finite values that are infinite in float16.
+        half_underflows: The number of values other than 0 that are 0 in float16.
+        histogram: The number of values in each bin.
+        top_values: float64; the values with the largest magnitudes (infinities, but not NaN), the
+            largest first; equal ones in the order of their positions.
+        top_positions: int64; their positions in row-major order.
+        samples: float64; the values at equal distances.
+        fingerprint: From 0 to ``2**64 - 1``.
+    """
+
+    count: int
+    nans: int
+    infs: int
+    mean: float | None = None
+    std: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    norm: float | None = None
+    absolute_mean: float | None = None
+    zeros: int | None = None
+    subnormals: int | None = None
+    half_overflows: int | None = None
+    half_underflows: int | None = None
+    histogram: HistogramCounts | None = None
+    top_values: torch.Tensor | None = None
+    top_positions: torch.Tensor | None = None
+    samples: torch.Tensor | None = None
+    fingerprint: int | None = None
