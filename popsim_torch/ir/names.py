@@ -41,6 +41,23 @@ def is_gradient(name: str) -> bool:
     return name.startswith((_GRADIENT, "FinalReducedGradient"))
 
 
+def kind_of(name: str) -> tuple[str, str]:
+    """Return the kind of a tensor that is computed only if it is asked for, and its phase."""
+    if name.startswith(_GRADIENT):
+        return "gradient", "backward"
+    if is_gradient(name):
+        return "gradient", "update"
+    if name.startswith(f"Stashed{_SEPARATOR}"):
+        return "stashed", "forward"
+    if name.startswith(f"Restored{_SEPARATOR}"):
+        return "stashed", "backward"
+    if is_result(name):
+        return "activation", "forward"
+    if any(f"{_SEPARATOR}{of}{_SEPARATOR}" in name for of in ("specific", "default")):
+        return "hyper-parameter", "update"
+    return "update", "update"
+
+
 def scope_of(name: str) -> str:
     """Return the path of the modules that a tensor belongs to, ``layer1/0``; may be empty.
 

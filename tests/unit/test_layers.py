@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
         *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
         "tables",
     ),
-    ("alias", "environment", "logs"),
+    ("alias", "environment", "logs", "tensors"),
     ("anchors", "_native"),
     ("ir",),
     ("reference",),
@@ -50,6 +50,7 @@ PYTHON_LAYERS = (
     ("pipelining", "training"),
     ("__init__",),
     ("runner",),
+    ("names_command",),
     ("__main__", "standin"),
 )
 PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace"))
