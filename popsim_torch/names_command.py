@@ -62,7 +62,8 @@ def run(arguments: list[str]) -> None:
     except Error as error:
         raise CannotStart(error.message) from error
     if given.json:
-        print(json.dumps([_as_json(one) for one in found], indent=1))
+        lines = ",\n ".join(json.dumps(_as_json(one)) for one in found)
+        print(f"[{lines}]")
         return
     print(found.tree(terminal_width() or _ANY_WIDTH))
     print(f"\n{_total(found)}")
@@ -83,7 +84,9 @@ def _called(path: str, name: str) -> Any:
 def _compiled(target: str, made: Any) -> PoplarExecutor[..., Any]:
     """Return a compiled executor for what the function of the user has returned."""
     if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise CannotStart(f"{target} returned a {type(made).__name__}. Return {_RETURNS}.")
+        raise CannotStart(
+            f"{target} returned an object of type {type(made).__name__}. Return {_RETURNS}."
+        )
     model, inputs, *rest = made
     if isinstance(model, PoplarExecutor) and not rest:
         return _compile(model, inputs)

@@ -99,6 +99,11 @@ def updated(name: str) -> str:
     return f"UpdatedVar{_SEPARATOR}{name}"
 
 
+def updated_parameter(name: str) -> str:
+    """Return the name of the weight of which ``updated`` made a name."""
+    return name.partition(_SEPARATOR)[2]
+
+
 def state(kind: str, parameter: str) -> str:
     """Return the name of an optimizer's state for a parameter, for example ``Accl1``."""
     return f"{kind}{_SEPARATOR}{parameter}"
@@ -237,6 +242,13 @@ def spellings(name: str) -> tuple[str, ...]:
     if separator or not name.endswith(_GRADIENT_KEY):
         return found
     return (*found, *spellings(gradient(name.removesuffix(_GRADIENT_KEY))))
+
+
+def inside(name: str) -> str:
+    """Return a name without the prefix of a module ``model`` around the user's model."""
+    prefix, separator, tensor = name.rpartition(_SEPARATOR)
+    outer = _OUTER_SCOPE if ":" in tensor else _OLD_PREFIX
+    return f"{prefix}{separator}{tensor.removeprefix(outer)}"
 
 
 _RESERVED = (

@@ -35,7 +35,6 @@ PYTHON_LAYERS = (
     ("options", "stages", "optim", "arguments"),
     (
         *("ops", "annotations", "control_flow", "host_call", "data", "dataloader", "attributes"),
-        "testing",
         "compile_hooks",
         "poptorch_core",
     ),
@@ -47,8 +46,9 @@ PYTHON_LAYERS = (
     ("files",),
     ("executor", "report"),
     ("model", "loading", "loops"),
-    ("pipelining", "training"),
+    ("pipelining", "testing", "training"),
     ("__init__",),
+    ("pytest_plugin",),
     ("runner",),
     ("names_command",),
     ("__main__", "standin"),
