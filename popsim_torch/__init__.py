@@ -1,6 +1,6 @@
 """PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
 
-from popsim_torch import enums, ops, optim, options, poptorch_core, profiling, testing
+from popsim_torch import enums, ops, optim, options, poptorch_core, profiling, tensors, testing
 from popsim_torch.alias import install, uninstall
 from popsim_torch.annotations import (
     MultiConv,
@@ -43,7 +43,6 @@ from popsim_torch.errors import (
     createPoptorchError,
 )
 from popsim_torch.executor.summary import ModelSummary, ModuleSummary
-from popsim_torch.executor.tensor_details import TensorDetails
 from popsim_torch.feeds import (
     InfeedQueue,
     OutfeedMode,
@@ -121,6 +120,7 @@ from popsim_torch.stages import (
     smallest_gradient_accumulation,
 )
 from popsim_torch.stages import print as print
+from popsim_torch.tensors import TensorInfo
 from popsim_torch.training import (
     Checkpoint,
     EarlyStopping,
@@ -196,7 +196,7 @@ __all__ = [
     "SummaryBoard",
     "SummaryFile",
     "SyncPattern",
-    "TensorDetails",
+    "TensorInfo",
     "TensorLocationSettings",
     "TensorSummary",
     "Traffic",
@@ -269,6 +269,7 @@ __all__ = [
     "summarise",
     "summary",
     "summary_table",
+    "tensors",
     "testing",
     "trainingModel",
     "uninstall",

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
+from popsim_torch import names_command
 from popsim_torch.processor import build_info
 from popsim_torch.runner import CannotStart, run_module, run_script
 
 _USAGE = """\
 usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim run [--replace] -m module [arguments ...]
+       popsim names file.py:function [--select PATTERN ...] [--json]
        popsim info
 
 commands:
   run   run a program written for PopTorch: `import poptorch` is popsim_torch,
         in the program and in the processes that it starts
+  names list the tensors of a model: names, shapes, dtypes, bytes, by module;
+        the function of the file returns (model, inputs), (model, inputs,
+        optimizer), or (executor, inputs)
   info  print what this installation computes with
 
 options of run:
   --replace  replace another installed poptorch
+
+options of names:
+  --select PATTERN  list only tensors with such names ('Gradient___*.weight');
+                    several of these options list what one of them matches
+  --json            print a list of objects
 
 `python -m popsim_torch` is the same command.
 """
@@ -29,17 +40,36 @@ def main() -> int:
     """Run the command in ``sys.argv``, and return the exit code."""
     command, *rest = sys.argv[1:] or [""]
     if command in ("-h", "--help", "help") or (
-        command == "run" and rest[:1] in (["-h"], ["--help"])
+        command in _COMMANDS and rest[:1] in (["-h"], ["--help"])
     ):
         print(_USAGE, end="")
         return 0
-    if command == "info" and not rest:
-        print(build_info())
-        return 0
-    if command == "run":
-        return _run(rest)
+    if command in _COMMANDS:
+        return _COMMANDS[command](rest)
+    return _refuse_command()
+
+
+def _refuse_command() -> int:
     shown = " ".join(sys.argv[1:])
     return _refuse(f"unknown command: {shown}" if shown else "a command is needed")
+
+
+def _info(rest: list[str]) -> int:
+    if rest:
+        return _refuse_command()
+    print(build_info())
+    return 0
+
+
+def _names(rest: list[str]) -> int:
+    try:
+        names_command.run(rest)
+    except names_command.WrongArguments as error:
+        return _refuse(str(error))
+    except CannotStart as error:
+        print(f"popsim: {error}", file=sys.stderr)
+        return _USAGE_ERROR
+    return 0
 
 
 def _run(rest: list[str]) -> int:
@@ -64,6 +94,8 @@ def _refuse(problem: str) -> int:
     print(f"popsim: {problem}\n\n{_USAGE}", end="", file=sys.stderr)
     return _USAGE_ERROR
 
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "names": _names, "info": _info}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,6 +20,7 @@ from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import dtype_name, held_dtype
 from popsim_torch.enums import OutputMode, PipelineSchedule
 from popsim_torch.errors import InternalError
+from popsim_torch.executor.anchor_warnings import warn_of_anchors
 from popsim_torch.executor.build import build_executable, executable_text
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compile_request import CompileRequest
@@ -210,6 +211,7 @@ def fit_program(c: Compilation) -> None:
     """Fit the program to this host, and build the executable."""
     check_buffers(c.request.module, c.found.program, c.request.options)
     check_enqueues(c.found.program, c.interface.loop)
+    warn_of_anchors(c.found.program, c.anchors)
     try:
         if c.found.file is not None:
             check_interface(c.found.program, c.interface.inputs, c.traced)

@@ -108,6 +108,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     isCompiled = exposed("_inspection", Inspection.isCompiled)
     isAttachedToDevice = exposed("_inspection", Inspection.isAttachedToDevice)
     getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))
+    names = exposed("_inspection", Inspection.names)
     getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
     anchor_axes = exposed("_inspection", Inspection.anchor_axes)
     program = exposed("_inspection", Inspection.program)

@@ -24,7 +24,8 @@ from popsim_torch.ir import (
     names,
 )
 from popsim_torch.ir.map_code import MapCode
-from popsim_torch.ir.offers import find_name
+from popsim_torch.ir.selecting import find_name
+from popsim_torch.passes.anchor_patterns import expand_patterns
 from popsim_torch.passes.places import Place, Places
 
 
@@ -60,7 +61,7 @@ def add_returns(program: Program, request: ReturnRequest) -> None:
         returns.add_output(tensors[tensor_id], request.output_mode, request.output_period)
     for tensor_id in program.changed_inputs.values():
         returns.add_output(tensors[tensor_id], OutputMode.All, 1)
-    for anchor in program.offers.anchors:
+    for anchor in expand_patterns(program):
         returns.add_anchor(anchor)
     returns.finish()
 
@@ -132,11 +133,12 @@ class _Returns:
         )
 
     def _anchored_name(self, anchor: AnchorRequest) -> str:
-        known = self._graph.names
-        found = find_name(anchor.long_name, known)
+        known, asked = self._graph.names, anchor.long_name
+        assert isinstance(asked, str)  # patterns are expanded
+        found = find_name(asked, known)
         if found is not None:
             return found
-        offered = find_name(anchor.long_name, self._program.offers.names)
+        offered = find_name(asked, self._program.offers.names)
         if offered is not None:
             raise Error(
                 f"Options.anchorTensor: '{offered}' is in the body of a loop that makes no "
@@ -145,16 +147,16 @@ class _Returns:
                 "loop."
             )
         everything = self._program.tensor_names()
-        closest = closest_names(anchor.long_name, everything)
+        closest = closest_names(asked, everything)
         raise Error(
-            f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the "
+            f"Options.anchorTensor: no tensor named '{asked}' among the "
             f"{len(everything)} "
             f"tensors of this graph (Anchor tensor not in Ir Tensors)."
-            f"{names.why_missing(anchor.long_name)} "
+            f"{names.why_missing(asked)} "
             + (
                 f"Closest names: {', '.join(map(repr, closest))}. "
                 if closest
-                else _examples(anchor.long_name, known)
+                else _examples(asked, known)
             )
             + "Compile without the anchor and call model.getTensorNames() to list them all."
         )
@@ -259,16 +261,15 @@ class _Returns:
 
 def _of_unknown_iterations(anchor: AnchorRequest) -> str:
     """Return the error message for an anchor in a loop that a condition ends."""
-    call = f"Options.anchorTensor('{anchor.short_name}', '{anchor.long_name}')"
     what = (
         "this tensor's value of the last iteration would not be kept"
         if anchor.output_mode == OutputMode.Final
         else f"there is no fixed number of values for OutputMode.{anchor.output_mode.name}"
     )
     return (
-        f"{call}: the number of iterations of a while_loop is not known in advance, so {what}. "
-        "Enqueue the tensor in the body, to a poptorch.OutfeedQueue; or carry it (or its sum) "
-        "through the loop."
+        f"{anchor.call}: the number of iterations of a while_loop is not known in advance, so "
+        f"{what}. Enqueue the tensor in the body, to a poptorch.OutfeedQueue; or carry it (or its "
+        "sum) through the loop."
     )
 
 

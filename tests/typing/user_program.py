@@ -176,7 +176,7 @@ def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
     summary: poptorch.ModelSummary = poptorch.summary(model, torch.randn(8, 3))
     module: poptorch.ModuleSummary = summary.rows[0]
     executor = poptorch.trainingModel(model, optimizer=optimizer)
-    details: poptorch.TensorDetails = executor.getTensorNames("Gradient___*", details=True)[0]
+    details: poptorch.TensorInfo = executor.getTensorNames("Gradient___*", details=True)[0]
     return f"{module.path} {details.name}"
 
 

@@ -27,7 +27,7 @@ PYTHON_LAYERS = (
         *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
         "tables",
     ),
-    ("alias", "environment", "logs"),
+    ("alias", "environment", "logs", "tensors"),
     ("anchors", "_native"),
     ("ir",),
     ("reference",),
@@ -35,7 +35,6 @@ PYTHON_LAYERS = (
     ("options", "stages", "optim", "arguments"),
     (
         *("ops", "annotations", "control_flow", "host_call", "data", "dataloader", "attributes"),
-        "testing",
         "compile_hooks",
         "poptorch_core",
     ),
@@ -47,9 +46,11 @@ PYTHON_LAYERS = (
     ("files",),
     ("executor", "report"),
     ("model", "loading", "loops"),
-    ("pipelining", "training"),
+    ("pipelining", "testing", "training"),
     ("__init__",),
+    ("pytest_plugin",),
     ("runner",),
+    ("names_command",),
     ("__main__", "standin"),
 )
 PYTHON_STRANGERS = (("trace", "passes"), ("optim", "passes"), ("optim", "trace"))
