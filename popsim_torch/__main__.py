@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from popsim_torch.processor import build_info
+from popsim_torch.records.command import diff
 from popsim_torch.runner import CannotStart, run_module, run_script
 
 _USAGE = """\
 usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim run [--replace] -m module [arguments ...]
        popsim info
+       popsim diff [--tolerance T] [--json] run_a run_b
 
 commands:
   run   run a program written for PopTorch: `import poptorch` is popsim_torch,
         in the program and in the processes that it starts
   info  print what this installation computes with
+  diff  say where two recorded runs first differ
 
 options of run:
   --replace  replace another installed poptorch
@@ -23,6 +27,7 @@ options of run:
 `python -m popsim_torch` is the same command.
 """
 _USAGE_ERROR = 2
+_NO_COMMAND = "a command is needed"
 
 
 def main() -> int:
@@ -33,13 +38,16 @@ def main() -> int:
     ):
         print(_USAGE, end="")
         return 0
-    if command == "info" and not rest:
-        print(build_info())
-        return 0
-    if command == "run":
-        return _run(rest)
-    shown = " ".join(sys.argv[1:])
-    return _refuse(f"unknown command: {shown}" if shown else "a command is needed")
+    if command in _COMMANDS:
+        return _COMMANDS[command](rest)
+    return _refuse(f"unknown command: {' '.join(sys.argv[1:])}" if command else _NO_COMMAND)
+
+
+def _info(rest: list[str]) -> int:
+    if rest:
+        return _refuse(f"unknown command: info {' '.join(rest)}")
+    print(build_info())
+    return 0
 
 
 def _run(rest: list[str]) -> int:
@@ -63,6 +71,10 @@ def _run(rest: list[str]) -> int:
 def _refuse(problem: str) -> int:
     print(f"popsim: {problem}\n\n{_USAGE}", end="", file=sys.stderr)
     return _USAGE_ERROR
+
+
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "info": _info, "diff": diff}
+"""What each command does with its arguments; it returns the exit code."""
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ PYTHON_LAYERS = (
     ("searches",),
     ("lowering",),
     ("files",),
+    ("records",),
     ("executor", "report"),
     ("model", "loading", "loops"),
     ("pipelining", "training"),
