@@ -5,7 +5,12 @@
 """
 
 from popsim_torch.records.comparison import compare
-from popsim_torch.records.difference import Difference, FirstDifference, StepDifference
+from popsim_torch.records.difference import (
+    Difference,
+    FirstDifference,
+    SampleDifference,
+    StepDifference,
+)
 from popsim_torch.records.eager import eager_record
 from popsim_torch.records.reader import Run
 from popsim_torch.records.tensors import RecordedTensor
@@ -17,6 +22,7 @@ __all__ = [
     "RecordedTensor",
     "Run",
     "RunWriter",
+    "SampleDifference",
     "StepDifference",
     "compare",
     "eager_record",

@@ -98,16 +98,18 @@ class _Comparison:
         a, b = (run.names for run in self._runs)
         with_a, with_b = set(a), set(b)
         return Difference(
-            *(str(run.path) for run in self._runs),
-            self._first,
-            self._differing_first,
-            tuple(self._growth),
-            self._counts["compared"],
-            self._counts["by value"],
-            tuple(name for name in a if self._pairs.get(name) not in with_b),
-            tuple(name for name in b if self._inverse.get(name) not in with_a),
-            *self._steps_alone,
-            tuple(self._notes()),
+            a=str(self._runs[0].path),
+            b=str(self._runs[1].path),
+            first=self._first,
+            differing_first=self._differing_first,
+            growth=tuple(self._growth),
+            compared=self._counts["compared"],
+            by_value=self._counts["by value"],
+            only_in_a=tuple(name for name in a if self._pairs.get(name) not in with_b),
+            only_in_b=tuple(name for name in b if self._inverse.get(name) not in with_a),
+            steps_only_in_a=self._steps_alone[0],
+            steps_only_in_b=self._steps_alone[1],
+            notes=tuple(self._notes()),
         )
 
     def _compare_step(self, step: int, a: list[Record], b: list[Record]) -> None:
@@ -117,8 +119,8 @@ class _Comparison:
         compared: set[str] = set()
         largest, largest_name = 0.0, ""
         for place, record in ours.items():
-            name, *rest = place
-            other = theirs.pop((self._pairs.get(name, name), *rest), None)
+            name, replica, micro_batch = place
+            other = theirs.pop((self._pairs.get(name, name), replica, micro_batch), None)
             if other is None:
                 self._counts["alone"] += self._pairs.get(name) in with_b
                 continue
@@ -141,11 +143,9 @@ class _Comparison:
 
     def _is_equal(self, a: Record, b: Record) -> bool | None:
         """Compare two records, and remember the first difference; None if nothing is in common."""
-        tensors = [
-            details.get(one.name, RecordedTensor(one.name))
-            for details, one in zip(self._details, (a, b), strict=True)
-        ]
-        dtypes = tensors[0].dtype, tensors[1].dtype
+        tensor = self._details[0].get(a.name, RecordedTensor(a.name))
+        other = self._details[1].get(b.name, RecordedTensor(b.name))
+        dtypes = tensor.dtype, other.dtype
         is_mixed = None not in dtypes and dtypes[0] != dtypes[1]
         outcome = same(
             a.statistics,
@@ -163,9 +163,15 @@ class _Comparison:
                 self._remember_tolerance(a.name, *dtypes)
         if not outcome.equal and self._first is None:
             self._first = FirstDifference(
-                *(a.step, a.micro_batch, a.replica, *tensors, a.statistics, b.statistics),
-                outcome.reason,
-                _samples(a.statistics, b.statistics, narrower(*dtypes)),
+                step=a.step,
+                micro_batch=a.micro_batch,
+                replica=a.replica,
+                tensor=tensor,
+                other=other,
+                a=a.statistics,
+                b=b.statistics,
+                reason=outcome.reason,
+                samples=_samples(a.statistics, b.statistics, narrower(*dtypes)),
             )
         return outcome.equal
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.observe.statistics import Statistics
 from popsim_torch.records.tensors import RecordedTensor
@@ -34,7 +36,7 @@ class SampleDifference:
     """
 
     ulp: int
-    dtype: Any
+    dtype: torch.dtype
     index: int
     a: float
     b: float

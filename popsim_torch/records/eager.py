@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.ir import names
@@ -109,9 +110,18 @@ _Outputs = dict[str, list[tuple[str, tuple[int, ...] | None]]]
 
 
 def _outputs_of(executor: _Summarised) -> _Outputs:
-    return {
-        row.path: [(one.name, one.shape) for one in row.outputs] for row in executor.summary().rows
-    }
+    found: _Outputs = {}
+    for row in executor.summary().rows:
+        found[row.path] = [(one.name, one.shape) for one in row.outputs]
+        # What the rest of the model reads may be a copy, if a later module works in place.
+        results = [name for name in row.names if _is_first_result(name)]
+        found[row.path] += [(name, None) for name in results[-1:]]
+    return found
+
+
+def _is_first_result(name: str) -> bool:
+    parts = names.result_parts(name)
+    return parts is not None and parts.output == 0
 
 
 class _Recorder:
@@ -151,7 +161,7 @@ class _Recorder:
         ]
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         handles += [
-            parameter.register_hook(partial(self._on_parameter_gradient, name))
+            _hook_gradient(parameter, partial(self._on_parameter_gradient, name))
             for name, parameter in trained.items()
         ]
         if self._optimizer is not None:
@@ -201,8 +211,8 @@ class _Recorder:
                 gradient = RecordedTensor(
                     names.gradient(name), module=path, kind=GRADIENT_OF_OUTPUT
                 )
-                tensor.register_hook(
-                    partial(self._on_gradient, gradient, self._micro_batch, self._step)
+                _hook_gradient(
+                    tensor, partial(self._on_gradient, gradient, self._micro_batch, self._step)
                 )
 
     def _on_return(self, *_: Any) -> None:
@@ -263,6 +273,12 @@ class _Recorder:
             statistics = statistics_of(values, *self._requests)
         record = Record(described.name, self._step, micro_batch, 0, statistics)
         self._records[described.name, micro_batch] = record
+
+
+def _hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
+    """Call a function with the gradient of a tensor, in every backward pass."""
+    handle: RemovableHandle = tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+    return handle
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:

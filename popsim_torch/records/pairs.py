@@ -62,13 +62,20 @@ def _outputs(eager: Tensors, program: Tensors) -> Iterable[tuple[str, str]]:
 
 
 def _results(program: Tensors) -> dict[str, list[str]]:
-    """Return the forward results by module, in order; of an op with several, the first one."""
+    """Return the forward results by module, in order; of an op with several, the first one.
+
+    A program lists tensors without a shape, too, which it only computes if they are anchored.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for name, tensor in program.items():
         parts = names.result_parts(name)
         if parts is not None and parts.output == 0:
             found[tensor.module or parts.scope.replace("/", ".")].append(name)
-    return found
+    computed = {name for name, tensor in program.items() if tensor.shape is not None}
+    return {
+        module: [name for name in results if name in computed] or results
+        for module, results in found.items()
+    }
 
 
 def _op(name: str) -> str | None:

@@ -18,6 +18,7 @@ def plot_growth(difference: Difference, path: Any) -> Figure:
     """Draw the growth of a difference; see ``Difference.plot``."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise Error(
             f"Difference.plot: matplotlib cannot be imported ({error}). Install it: pip install "
@@ -29,6 +30,8 @@ def plot_growth(difference: Difference, path: Any) -> Figure:
     upper.plot(steps, [one.differing for one in difference.growth], ".-", color="#4c9be8")
     upper.set_ylabel("tensors that differ")
     upper.set_ylim(bottom=0)
+    for axis in (upper.yaxis, lower.xaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     # A logarithm has no place for 0, and none for NaN or infinities in one run alone.
     shown = [one.largest if 0 < one.largest < math.inf else math.nan for one in difference.growth]
     lower.plot(steps, shown, ".-", color="#9d7fc1")
