@@ -8,6 +8,7 @@ from typing import TypeAlias
 import torch
 
 from popsim_torch.errors import UsageValueError
+from popsim_torch.observe.histogram import HistogramCounts
 
 __all__ = [
     "Counts",
@@ -103,23 +104,6 @@ Request: TypeAlias = Moments | Counts | Histogram | TopK | Sample | Fingerprint
 def _check(kind: str, name: str, number: object, most: int) -> None:
     if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
         raise UsageValueError(f"{kind}: {name} is an integer from 1 to {most}, got {number!r}.")
-
-
-@dataclass(frozen=True)
-class HistogramCounts:
-    """The number of values in each bin.
-
-    Attributes:
-        mantissa_bits: As in ``Histogram``.
-        negative: int64, shape ``(256 << mantissa_bits,)``: negative values (and -0.0), by the upper
-            bits of the magnitude in float32: exponent, then mantissa. The bins of exponent 255 have
-            infinities and NaN.
-        positive: The same for positive values.
-    """
-
-    mantissa_bits: int
-    negative: torch.Tensor
-    positive: torch.Tensor
 
 
 @dataclass(frozen=True)

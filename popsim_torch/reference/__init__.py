@@ -14,7 +14,8 @@ every tensor.
 
 ``interpreter`` has the memory and the order of a run, ``call`` the inputs of an op; the ops are in
 ``elementwise``, ``shapes``, ``sums``, ``products``, ``attention``, ``recurrent``, ``norms``,
-``pools``, ``losses``, ``searches``, ``draws``, ``updates``, ``control`` and ``host``.
+``pools``, ``losses``, ``searches``, ``statistics``, ``draws``, ``updates``, ``control`` and
+``host``.
 """
 
 from popsim_torch.reference import (
@@ -30,6 +31,7 @@ from popsim_torch.reference import (
     recurrent,
     searches,
     shapes,
+    statistics,
     sums,
     updates,
 )
@@ -40,6 +42,6 @@ __all__ = ["OPS", "Call", "Interpreter"]
 
 FAMILIES = (
     *(attention, control, draws, elementwise, host, losses, norms, pools, products, recurrent),
-    *(searches, shapes, sums, updates),
+    *(searches, shapes, statistics, sums, updates),
 )
 """The modules that fill the table."""

@@ -79,8 +79,8 @@ CPP_FAMILIES = tuple(
     f"ops/{name}"
     for name in (
         *("aten", "attention", "control", "convolution", "custom", "decode", "embedding", "host"),
-        *("layout", "loss", "map", "matmul", "norm", "points", "pool", "random", "recurrent"),
-        *("reduce", "softmax", "update"),
+        *("layout", "loss", "map", "matmul", "norm", "observe", "points", "pool", "random"),
+        *("recurrent", "reduce", "softmax", "update"),
     )
 )
 CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}
