@@ -18,6 +18,7 @@ from popsim_torch.ir import names
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.statistics import Fingerprint, Moments, Request, Sample
 from popsim_torch.observe.summary import named_leaves
+from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.private_torch.tensors import version_of
 from popsim_torch.records.tensors import GRADIENT_OF_OUTPUT, OUTPUT, RecordedTensor
 from popsim_torch.records.writer import RunWriter
@@ -253,8 +254,6 @@ class _Recorder:
     def _record(
         self, described: RecordedTensor, tensor: torch.Tensor, micro_batch: int | None
     ) -> None:
-        from popsim_torch.observe.vectors import statistics_of
-
         values = tensor.detach()
         if described.name not in self._described:
             self._described.add(described.name)

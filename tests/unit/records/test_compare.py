@@ -10,11 +10,12 @@ import popsim_torch as poptorch
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.statistics import Counts, Fingerprint, Moments, Sample, Statistics
+from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.records import RecordedTensor, Run, RunWriter, compare
 from popsim_torch.records.equality import ulp_distance
 from popsim_torch.records.pairs import pair_tensors
 from popsim_torch.records.tensors import OUTPUT
-from tests.unit.records.runs import described, statistics, write_run
+from tests.unit.records.runs import described, write_run
 
 GEMM = "fc1/Gemm:0"
 
@@ -187,7 +188,7 @@ def test_what_only_one_run_has(tmp_path):
     with RunWriter(tmp_path / "b", tensors=more) as writer:
         for step in range(1, 6):
             for name in ("input", "z"):
-                found = statistics(torch.ones(24), Moments())
+                found = statistics_of(torch.ones(24), Moments())
                 writer.write_records([Record(name, step, 0, 0, found)])
     found = compare(Run(write_run(tmp_path / "a")), Run(tmp_path / "b"))
     assert found.only_in_a == (GEMM, "Gradient___fc1.weight", "UpdatedVar___fc1.weight")
@@ -317,8 +318,8 @@ def test_a_picture(tmp_path):
 
 
 def test_text_of_a_file_cannot_change_the_terminal(tmp_path):
-    record = Record("x\x1b[2J", 0, 0, 0, statistics(torch.ones(2), Fingerprint()))
-    other = Record("x\x1b[2J", 0, 0, 0, statistics(torch.zeros(2), Fingerprint()))
+    record = Record("x\x1b[2J", 0, 0, 0, statistics_of(torch.ones(2), Fingerprint()))
+    other = Record("x\x1b[2J", 0, 0, 0, statistics_of(torch.zeros(2), Fingerprint()))
     a, b = written(tmp_path / "a", record), written(tmp_path / "b", other)
     for text in (str(compare(a, b)), str(a)):
         assert "\x1b" not in text and "x\\x1b[2J" in text

@@ -11,11 +11,10 @@ import popsim_torch as poptorch
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.statistics import Moments, Sample
+from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.records import RecordedTensor, Run, RunWriter, compare, eager_record
 from popsim_torch.records.pairs import pair_tensors
-from tests.unit.records.runs import USUAL, statistics
-
-pytestmark = pytest.mark.usefixtures("host_statistics")
+from tests.unit.records.runs import USUAL
 
 LR = 0.1
 STEPS = 3
@@ -92,7 +91,7 @@ def run_program(model, path, shape, wanted):
             records = []
             for one in chosen:
                 micro_batch = None if one.name.startswith("UpdatedVar") else 0
-                found = statistics(training.getAnchoredTensor(one.name), *USUAL)
+                found = statistics_of(training.getAnchoredTensor(one.name), *USUAL)
                 records.append(Record(one.name, step, micro_batch, 0, found))
             writer.write_records(records)
     return training, Run(path)

@@ -12,6 +12,7 @@ import popsim_torch as poptorch
 from popsim_torch.errors import UsageRuntimeError, UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.statistics import Moments, Sample, Statistics
+from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.records import RecordedTensor, Run, RunWriter
 from tests.unit.records.runs import (
     ALL,
@@ -19,7 +20,6 @@ from tests.unit.records.runs import (
     assert_same,
     described,
     records_of_step,
-    statistics,
     write_run,
 )
 
@@ -45,7 +45,7 @@ def round_trip(folder, record):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("requests", [(), ALL, *[(one,) for one in ALL]], ids=repr)
 def test_statistics(case, requests, tmp_path):
-    record = Record("x/y:0", 3, 2, 1, statistics(CASES[case], *requests))
+    record = Record("x/y:0", 3, 2, 1, statistics_of(CASES[case], *requests))
     found = round_trip(tmp_path, record)
     assert replace(found, statistics=record.statistics) == record
     assert_same(found.statistics, record.statistics)
