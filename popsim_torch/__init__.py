@@ -96,6 +96,17 @@ from popsim_torch.options.pipelining import (
 from popsim_torch.pipelining import pipeline
 from popsim_torch.processes.traffic import Traffic
 from popsim_torch.processor import BuildInfo, build_info
+from popsim_torch.records import (
+    Difference,
+    FirstDifference,
+    RecordedTensor,
+    Run,
+    RunWriter,
+    SampleDifference,
+    StepDifference,
+    compare,
+    eager_record,
+)
 from popsim_torch.searches import ctc_beam_search_decoder, fps, nearest
 from popsim_torch.stages import (
     BeginBlock,
@@ -148,9 +159,11 @@ __all__ = [
     "ConnectionType",
     "DataLoader",
     "DataLoaderMode",
+    "Difference",
     "EarlyStopping",
     "EpochRecord",
     "Error",
+    "FirstDifference",
     "Function",
     "Glob",
     "GradientAccumulationReductionMethod",
@@ -187,12 +200,17 @@ __all__ = [
     "PipeliningOptions",
     "PoplarExecutor",
     "RecomputationMode",
+    "RecordedTensor",
     "RecoverableError",
     "ReductionType",
+    "Run",
+    "RunWriter",
+    "SampleDifference",
     "SerialPhasedExecution",
     "ShardedExecution",
     "SharingStrategy",
     "Stage",
+    "StepDifference",
     "SummaryBoard",
     "SummaryFile",
     "SyncPattern",
@@ -206,6 +224,7 @@ __all__ = [
     "accessAttributes",
     "balanced_pipeline_stages",
     "build_info",
+    "compare",
     "cond",
     "createPoptorchError",
     "ctc_beam_search_decoder",
@@ -214,6 +233,7 @@ __all__ = [
     "dataset_benchmark",
     "dynamic_slice",
     "dynamic_update",
+    "eager_record",
     "enums",
     "epoch_title",
     "evaluate",

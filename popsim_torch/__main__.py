@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from popsim_torch import names_command
 from popsim_torch.processor import build_info
+from popsim_torch.records.command import diff
 from popsim_torch.runner import CannotStart, run_module, run_script
 
 _USAGE = """\
@@ -14,6 +15,7 @@ usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim run [--replace] -m module [arguments ...]
        popsim names file.py:function [--select PATTERN ...] [--json]
        popsim info
+       popsim diff [--tolerance T] [--json] run_a run_b
 
 commands:
   run   run a program written for PopTorch: `import poptorch` is popsim_torch,
@@ -22,6 +24,7 @@ commands:
         the function of the file returns (model, inputs), (model, inputs,
         optimizer), or (executor, inputs)
   info  print what this installation computes with
+  diff  say where two recorded runs first differ
 
 options of run:
   --replace  replace another installed poptorch
@@ -95,7 +98,14 @@ def _refuse(problem: str) -> int:
     return _USAGE_ERROR
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "names": _names, "info": _info}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "names": _names,
+    "info": _info,
+    "diff": diff,
+}
+"""What each command does with its arguments; it returns the exit code."""
+
 
 if __name__ == "__main__":
     sys.exit(main())

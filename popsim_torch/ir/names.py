@@ -6,6 +6,9 @@ Names are an interface, because programs anchor tensors by name. ``Tensor.role``
 
 from __future__ import annotations
 
+import re
+from typing import NamedTuple
+
 LOSS_SCALE = "lossScaling_FLOAT"
 """The seed of the backward pass of a float32 loss."""
 LOSS_SCALE_FACTOR = "lossScaleUpdateFactor"
@@ -22,6 +25,17 @@ _COUNTER = f"Counter{_SEPARATOR}_"
 _OLD_PREFIX = "model."
 _OUTER_SCOPE = "model/"
 _GRADIENT_KEY = "_grad"
+_WHOLE_MODEL = "(model)"
+_RESULT = re.compile(r"(?:(.+)/)?([^/:]+):([0-9]{1,9})(?:/([0-9]{1,9}))?", re.DOTALL)
+
+
+class ResultParts(NamedTuple):
+    """The parts of the name of a forward result: ``<scope>/<op_type>:<output>/<number>``."""
+
+    scope: str
+    op_type: str
+    output: int
+    number: int
 
 
 def result(scope: str, op_type: str, output: int) -> str:
@@ -34,6 +48,24 @@ def is_result(name: str) -> bool:
     """Return whether a name is that of a forward result; copies that autograd keeps are not."""
     op_type = name.rpartition("/")[2] if not _numbered(name) else name.split("/")[-2]
     return ":" in op_type and _SEPARATOR not in name and not op_type.startswith("Detach:")
+
+
+def result_parts(name: str) -> ResultParts | None:
+    """Return the parts of the name of a forward result; None for any other name."""
+    found = _RESULT.fullmatch(name)
+    if found is None or _SEPARATOR in name or found[2] == "Detach":
+        return None
+    return ResultParts(found[1] or "", found[2], int(found[3]), int(found[4] or 0))
+
+
+def module_output(path: str, number: int) -> str:
+    """Return the name of an output of a module, where PyTorch runs the model.
+
+    Args:
+        path: The name of the module in ``named_modules()``; empty for the whole model.
+        number: The number of outputs that the module returned before, in this micro-batch.
+    """
+    return numbered(path or _WHOLE_MODEL, number)
 
 
 def is_gradient(name: str) -> bool:

@@ -44,6 +44,7 @@ PYTHON_LAYERS = (
     ("searches",),
     ("lowering",),
     ("files",),
+    ("records",),
     ("executor", "report"),
     ("model", "loading", "loops"),
     ("pipelining", "testing", "training"),

@@ -1,0 +1,87 @@
+"""Which tensors of two runs correspond: those of one name, and outputs of modules."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+from popsim_torch.ir import names
+from popsim_torch.records.tensors import OUTPUT, RecordedTensor
+
+__all__ = ["pair_tensors"]
+
+Tensors = Mapping[str, RecordedTensor]
+
+
+def pair_tensors(a: Tensors, b: Tensors) -> dict[str, str]:
+    """Return the tensors that correspond: names of one run, with the names of the other.
+
+    Tensors with the same name correspond. PyTorch records what a module returns, ``fc1``, and a
+    program names the results of its ops, ``fc1/Gemm:0``: the output of a module is its last result
+    that is the first one of its op. If a module is called several times, its results are divided
+    among the calls. Two tensors whose shapes are known and differ do not correspond. The gradients
+    of tensors that correspond do so, too.
+
+    Args:
+        a: The tensors of one run, in the order of its program.
+        b: The tensors of the other run.
+    """
+    pairs = {name: name for name in a if name in b}
+    for ours, theirs in _outputs(a, b):
+        pairs.setdefault(ours, theirs)
+    taken = set(pairs.values())
+    for theirs, ours in _outputs(b, a):
+        if ours not in pairs and theirs not in taken:
+            pairs[ours] = theirs
+    for ours, theirs in list(pairs.items()):
+        gradient, other = names.gradient(ours), names.gradient(theirs)
+        if gradient in a and other in b:
+            pairs.setdefault(gradient, other)
+    return pairs
+
+
+def _outputs(eager: Tensors, program: Tensors) -> Iterable[tuple[str, str]]:
+    """Yield the outputs of modules that one run has, with the results of the other run."""
+    outputs: dict[str, list[str]] = defaultdict(list)
+    for name, tensor in eager.items():
+        if tensor.kind == OUTPUT and name not in program:
+            outputs[tensor.module].append(name)
+    results = _results(program)
+    for module, calls in outputs.items():
+        found = results.get(module, [])
+        if len(calls) > 1:
+            last = names.result_parts(found[-1]) if found else None
+            found = [name for name in found if last and _op(name) == last.op_type]
+        each, rest = divmod(len(found), len(calls))
+        if not each or rest:
+            continue
+        for i, name in enumerate(calls):
+            result = found[(i + 1) * each - 1]
+            if _shapes_agree(eager[name], program[result]):
+                yield name, result
+
+
+def _results(program: Tensors) -> dict[str, list[str]]:
+    """Return the forward results by module, in order; of an op with several, the first one.
+
+    A program lists tensors without a shape, too, which it only computes if they are anchored.
+    """
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, tensor in program.items():
+        parts = names.result_parts(name)
+        if parts is not None and parts.output == 0:
+            found[tensor.module or parts.scope.replace("/", ".")].append(name)
+    computed = {name for name, tensor in program.items() if tensor.shape is not None}
+    return {
+        module: [name for name in results if name in computed] or results
+        for module, results in found.items()
+    }
+
+
+def _op(name: str) -> str | None:
+    parts = names.result_parts(name)
+    return parts.op_type if parts else None
+
+
+def _shapes_agree(a: RecordedTensor, b: RecordedTensor) -> bool:
+    return a.shape is None or b.shape is None or a.shape == b.shape

@@ -1,0 +1,196 @@
+"""The tables of a run's ``index.sqlite``, and a record as a row of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from popsim_torch.observe.record import Record
+from popsim_torch.observe.statistics import Statistics
+from popsim_torch.records import blobs
+
+__all__ = [
+    "APPLICATION_ID",
+    "CREATE",
+    "FORMAT",
+    "INDEX",
+    "INSERT_RECORD",
+    "SELECT_RECORDS",
+    "State",
+    "record_of",
+    "row_bytes",
+    "row_of",
+]
+
+INDEX = "index.sqlite"
+"""The name of the file in the folder of a run."""
+APPLICATION_ID = 0x706F7072
+"""SQLite's mark of the program that a file belongs to."""
+FORMAT = 1
+"""The number of this format; a file says in which one it is."""
+
+
+class State:
+    """Whether more records may come."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+    FULL = "full"
+
+
+_MOMENTS = ("mean", "std", "minimum", "maximum", "norm", "absolute_mean")
+_COUNTS = ("zeros", "subnormals", "half_overflows", "half_underflows")
+_NO_MICRO_BATCH = -1
+_FINGERPRINT_BITS = 64
+# Bit i of `asked` says whether field i is there. A field that is there and NULL is NaN, which
+# SQLite does not store.
+_OPTIONAL = (*_MOMENTS, *_COUNTS)
+
+CREATE = {
+    "runs": "CREATE TABLE runs (created TEXT, package TEXT, torch TEXT, state TEXT)",
+    "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT)",
+    "tensors": (
+        "CREATE TABLE tensors (id INTEGER PRIMARY KEY, position INTEGER, name TEXT UNIQUE, "
+        "shape TEXT, dtype TEXT, module TEXT, kind TEXT, source TEXT)"
+    ),
+    "records": (
+        "CREATE TABLE records (step INTEGER, micro_batch INTEGER, replica INTEGER, "
+        "tensor INTEGER, asked INTEGER, count INTEGER, nans INTEGER, infs INTEGER, "
+        f"{', '.join(f'{name} REAL' for name in _MOMENTS)}, "
+        f"{', '.join(f'{name} INTEGER' for name in _COUNTS)}, "
+        "fingerprint INTEGER, samples BLOB, histogram BLOB, top BLOB)"
+    ),
+    "places": "CREATE UNIQUE INDEX places ON records (step, tensor, micro_batch, replica)",
+}
+"""The statement that makes each table and index. A file with any other one is refused."""
+
+_COLUMNS = (
+    *("step", "micro_batch", "replica", "asked", "count", "nans", "infs", *_OPTIONAL),
+    *("fingerprint", "samples", "histogram", "top"),
+)
+INSERT_RECORD = (
+    f"INSERT INTO records (tensor, {', '.join(_COLUMNS)}) "
+    f"VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
+)
+SELECT_RECORDS = (
+    f"SELECT name, {', '.join(_COLUMNS)} FROM records "
+    "JOIN tensors ON records.tensor = tensors.id {where} "
+    "ORDER BY step, micro_batch = -1, micro_batch, position, replica"
+)
+"""Records in the order of the program; ``where`` chooses some of them."""
+
+# SQLite's own bytes in a row: its header, the row's number, and its place in the index.
+_ROW_OVERHEAD = 48
+
+
+def row_of(record: Record, tensor: int) -> tuple[Any, ...]:
+    """Return a record as the row that ``INSERT_RECORD`` takes.
+
+    Args:
+        record: The record.
+        tensor: The id of its tensor.
+    """
+    found = record.statistics
+    optional = [getattr(found, name) for name in _OPTIONAL]
+    asked = sum(1 << i for i, value in enumerate(optional) if value is not None)
+    micro_batch = _NO_MICRO_BATCH if record.micro_batch is None else record.micro_batch
+    top = None
+    if found.top_values is not None and found.top_positions is not None:
+        top = blobs.bytes_of_top(found.top_values, found.top_positions)
+    return (
+        *(tensor, record.step, micro_batch, record.replica),
+        *(asked, found.count, found.nans, found.infs, *optional),
+        None if found.fingerprint is None else _signed(found.fingerprint),
+        None if found.samples is None else blobs.bytes_of_samples(found.samples),
+        None if found.histogram is None else blobs.bytes_of_histogram(found.histogram),
+        top,
+    )
+
+
+def row_bytes(row: Sequence[Any]) -> int:
+    """Return about how many bytes a row takes in the file."""
+    sizes = (len(one) if isinstance(one, bytes) else 8 * isinstance(one, float) for one in row)
+    return _ROW_OVERHEAD + 8 + sum(sizes)
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """The fields of a row whose types are fixed."""
+
+    name: str
+    step: int
+    micro_batch: int
+    replica: int
+    asked: int
+    count: int
+    nans: int
+    infs: int
+
+
+def record_of(row: Sequence[Any]) -> Record:
+    """Return the record in a row of ``SELECT_RECORDS``.
+
+    Raises:
+        ValueError: The row is not as ``row_of`` makes it.
+    """
+    split = 8
+    fields = _Fields(*row[:split])
+    name, *numbers = astuple(fields)
+    if type(name) is not str or any(type(number) is not int for number in numbers):
+        raise ValueError("a record has no name, or something else than a count")
+    if min(fields.step, fields.replica, fields.count, fields.nans, fields.infs) < 0:
+        raise ValueError("a record has a negative count")
+    statistics: dict[str, Any] = {}
+    for i, column in enumerate(_OPTIONAL):
+        value = row[split + i]
+        if fields.asked >> i & 1:
+            statistics[column] = _moment(value) if column in _MOMENTS else _count(value)
+    fingerprint, samples, histogram, top = row[split + len(_OPTIONAL) :]
+    if fingerprint is not None:
+        statistics["fingerprint"] = _integer(fingerprint) % (1 << _FINGERPRINT_BITS)
+    if samples is not None:
+        statistics["samples"] = blobs.samples_of(_bytes(samples))
+    if histogram is not None:
+        statistics["histogram"] = blobs.histogram_of(_bytes(histogram))
+    if top is not None:
+        values, positions = blobs.top_of(_bytes(top))
+        statistics |= {"top_values": values, "top_positions": positions}
+    micro_batch = None if fields.micro_batch == _NO_MICRO_BATCH else fields.micro_batch
+    if micro_batch is not None and micro_batch < 0:
+        raise ValueError("a record has a negative micro-batch")
+    found = Statistics(fields.count, fields.nans, fields.infs, **statistics)
+    return Record(name, fields.step, micro_batch, fields.replica, found)
+
+
+def _signed(fingerprint: int) -> int:
+    """Return 64 bits as the signed number that SQLite stores."""
+    half = 1 << (_FINGERPRINT_BITS - 1)
+    return (fingerprint + half) % (2 * half) - half
+
+
+def _moment(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if type(value) not in (float, int):
+        raise ValueError("a moment is not a number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if _integer(value) < 0:
+        raise ValueError("a count is negative")
+    return int(value)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError("something that counts is not an integer")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    if type(value) is not bytes:
+        raise ValueError("an array is not bytes")
+    return value
