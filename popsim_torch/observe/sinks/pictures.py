@@ -98,11 +98,12 @@ def _column_edges(places: Sequence[float]) -> Floats:
 def _label_values(axes: Axes, found: Bands) -> None:
     """Write the values of some edges beside the axis."""
     every = max(1, math.ceil(len(found.edges) / 14))
-    zero = int(np.searchsorted(found.edges, 0.0))
-    places = [
-        place for place in range(len(found.edges)) if (place - zero) % every == 0 or place == 0
-    ]
-    axes.set_yticks(places, [f"{found.edges[place]:.1e}" for place in places])
+    zero = int(np.searchsorted(found.edges, 0.0))  # the upper edge of the bin of zeros
+    above = list(range(zero + every - 1, len(found.edges), every))
+    below = list(range(zero - every, -1, -every))
+    ticks = {float(place): f"{found.edges[place]:.1e}" for place in (*below, *above)}
+    ticks[zero - 0.5] = "0"
+    axes.set_yticks(list(ticks), list(ticks.values()))
 
 
 def gradient_flow(records: Iterable[Record]) -> Figure:

@@ -148,9 +148,18 @@ def test_a_small_terminal_shows_tensors_with_alarms(monkeypatch):
     records = [record(f"x{place}", 0, [1.0]) for place in range(30)]
     records.append(record("[red]bad[/red]", 0, [np.nan]))
     text, _ = shown(records, monkeypatch, height=12)
-    assert "[red]bad[/red]" in text and "x5" in text and "x6" not in text
-    assert "24 tensors are not shown" in text
+    assert "[red]bad[/red]" in text and "x7" in text and "x8" not in text
+    assert "22 tensors are not shown" in text
     assert len(text.splitlines()) <= 12
+
+
+@pytest.mark.parametrize("width", [60, 80, 109, 110, 200])
+def test_no_line_is_wider_than_the_terminal(monkeypatch, width):
+    text, _ = shown(training(40, fault=20), monkeypatch, width=width)
+    lines = text.splitlines()
+    assert len(lines) == 17 and max(map(len, lines)) <= width
+    (row,) = [line for line in lines if "NaN at 20" in line]
+    assert row.startswith("Grad") and "1.weight" in row and "█" in row
 
 
 def test_the_bars_show_the_last_steps(monkeypatch):

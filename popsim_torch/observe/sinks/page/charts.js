@@ -10,7 +10,7 @@ const charts = (() => {
     if (typeof value === "string") return value;
     if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
     const size = Math.abs(value);
-    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+    if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace(/\.?0+e/, "e");
     return String(Number(value.toPrecision(4)));
   }
 
@@ -25,15 +25,26 @@ const charts = (() => {
     return high / low > 30;
   }
 
+  /** Return the marks of a logarithmic axis: powers of ten, and 2 and 5 times those if few. */
+  function decades(_, axis, low, high) {
+    const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+    const every = Math.max(1, Math.ceil((last - first) / 7));
+    const marks = [];
+    for (let power = first; power <= last; power += every) {
+      for (const times of last - first <= 2 ? [1, 2, 5] : [1]) marks.push(Number(`${times}e${power}`));
+    }
+    return marks.filter((mark) => mark >= low && mark <= high);
+  }
+
   const drawn = new Map();
 
   /** Draw lines into a box, in the place of what is there. Lines: {label, values, stroke, ...}. */
-  function lines(box, x, given, {log = false, bands = [], suffix = ""} = {}) {
+  function lines(box, x, given, {log = false, bands = [], suffix = "", height = 200} = {}) {
     const data = [x, ...given.map((line) => (log ? positive(plain(line.values)) : plain(line.values)))];
     const few = x.length <= 40;
     const axis = {stroke: colour("--muted"), font: FONT, grid: {stroke: colour("--line"), width: 1}, ticks: {stroke: colour("--line"), width: 1, size: 4}};
     const options = {
-      width: Math.max(200, box.clientWidth), height: 220,
+      width: Math.max(200, box.clientWidth), height,
       scales: {x: {time: false}, y: log ? {distr: 3} : {}},
       cursor: {sync: {key: "page"}, points: {size: 6}},
       legend: {live: true},
@@ -46,15 +57,15 @@ const charts = (() => {
         })),
       ],
       axes: [
-        {...axis, values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? String(v) : ""))},
-        {...axis, size: 62, values: (_, splits) => splits.map((v) => (v === null ? "" : format(v) + suffix))},
+        {...axis, size: 30, values: (_, splits) => splits.map((v) => (Number.isInteger(v) ? String(v) : ""))},
+        {...axis, size: 62, ...(log ? {splits: decades, filter: (_, splits) => splits} : {}), values: (_, splits) => splits.map((v) => (v === null ? "" : format(v) + suffix))},
       ],
     };
     forget(box);
     const plot = new uPlot(options, data, box);
     const watcher = new ResizeObserver(() => {
       const width = Math.max(200, box.clientWidth);
-      if (width !== plot.width) plot.setSize({width, height: 220});
+      if (width !== plot.width) plot.setSize({width, height});
     });
     watcher.observe(box);
     drawn.set(box, {plot, watcher});
@@ -76,7 +87,7 @@ const charts = (() => {
     svg.setAttribute("aria-hidden", "true");
     const there = numbers.filter((v) => v !== null);
     if (!there.length) return svg;
-    const step = Math.max(1, Math.ceil(numbers.length / 100));
+    const size = Math.max(1, Math.ceil(numbers.length / 150));
     const low = Math.min(...there), high = Math.max(...there);
     let part = [];
     const end = () => {
@@ -88,12 +99,18 @@ const charts = (() => {
       }
       part = [];
     };
-    for (let i = 0; i < numbers.length; i += step) {
-      const value = numbers[i];
-      if (value === null) { end(); continue; }
+    const put = (i) => {
       const x = numbers.length > 1 ? (100 * i) / (numbers.length - 1) : 50;
-      const y = high > low ? 19 - (18 * (value - low)) / (high - low) : 10;
+      const y = high > low ? 19 - (18 * (numbers[i] - low)) / (high - low) : 10;
       part.push(`${x.toFixed(1)},${y.toFixed(1)}`);
+    };
+    for (let i = 0; i < numbers.length; i += size) {
+      // Of neighbours that share a place the lowest and the highest are drawn: no peak is lost.
+      const own = [];
+      for (let k = i; k < Math.min(i + size, numbers.length); k++) if (numbers[k] !== null) own.push(k);
+      if (!own.length) { end(); continue; }
+      const ordered = [...own].sort((a, b) => numbers[a] - numbers[b]);
+      for (const k of [...new Set([ordered[0], ordered[ordered.length - 1]])].sort((a, b) => a - b)) put(k);
     }
     end();
     return svg;
@@ -135,8 +152,9 @@ const charts = (() => {
     found.counts.forEach((counts, i) => {
       counts.forEach((count, bin) => {
         if (!count) return;
-        // From one value in ten thousand to all of them.
-        const share = Math.min(1, Math.max(0.06, 1 + Math.log10(count / most[i]) / 4));
+        // From one value, or one in a hundred thousand, to a half of them.
+        const range = Math.min(5, Math.max(1, Math.log10(most[i] / 2)));
+        const share = Math.min(1, Math.max(0.08, 1 + Math.log10((2 * count) / most[i]) / range));
         pen.fillStyle = `rgb(${mix(low, high, share).join(",")})`;
         const top = box.bottom - (bin + 1) * row;
         pen.fillRect(box.left + i * column, top, Math.ceil(column * scale) / scale, Math.ceil(row * scale) / scale);
@@ -161,11 +179,23 @@ const charts = (() => {
       pen.fillText(bin === zero ? "about 0" : edge.toExponential(1), box.left - 6, middle);
     }
     pen.textBaseline = "top";
-    const steps = found.x.length, gap = Math.max(1, Math.ceil(70 / column));
-    for (let i = 0; i < steps; i += gap) {
-      pen.textAlign = i === 0 ? "left" : "center";
-      pen.fillText(format(found.x[i]), box.left + (i === 0 ? 0 : (i + 0.5) * column), box.bottom + 6);
+    pen.textAlign = "center";
+    for (const [i, text] of marks(found.x, (box.right - box.left) / 70)) {
+      pen.fillText(text, box.left + (i + 0.5) * column, box.bottom + 6);
     }
+  }
+
+  /** Return columns whose steps are round numbers, and their texts: at most about `most`. */
+  function marks(x, most) {
+    const range = Math.max(1, x[x.length - 1] - x[0]);
+    const power = 10 ** Math.floor(Math.log10(range / most));
+    const every = Math.max(1, [1, 2, 5, 10].map((times) => times * power).find((one) => range / one <= most) ?? 10 * power);
+    const found = [];
+    for (let at = Math.ceil(x[0] / every) * every; at <= x[x.length - 1]; at += every) {
+      const i = x.findIndex((one) => one >= at);
+      if (!found.length || found[found.length - 1][0] !== i) found.push([i, format(at)]);
+    }
+    return found;
   }
 
   function point(event) {

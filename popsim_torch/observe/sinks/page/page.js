@@ -26,6 +26,15 @@
     return made;
   }
 
+  /** Return a button with a name, which may be broken after its parts. */
+  function nameButton(name) {
+    const button = element("button");
+    button.type = "button";
+    button.title = name;
+    for (const part of name.split(/(?<=[./_])(?![./_])/)) button.append(part, element("wbr"));
+    return button;
+  }
+
   const plural = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
   const percent = (value) => (typeof value === "number" ? `${format(100 * value)} %` : format(value));
 
@@ -37,7 +46,7 @@
     if (records) parts.push(first === last ? `step ${first}` : `steps ${first} to ${last}`);
     parts.push(data.alarms.length ? plural(data.alarms.length, "alarm") : "no alarms");
     if (dropped) parts.push(`${plural(dropped, "record")} dropped`);
-    get("summary").textContent = `${parts.join(" \u00b7 ")} \u00b7 ${data.made}`;
+    get("summary").textContent = `${parts.join(" \u00b7 ")} \u00b7 written ${data.made}`;
   }
 
   function alarms() {
@@ -70,7 +79,8 @@
       cell.append(button);
       row.append(cell);
     }
-    const last = element("th", "Norm over time");
+    const last = element("th", "Trend");
+    last.title = "Norm over time";
     last.scope = "col";
     row.append(last);
   }
@@ -128,14 +138,11 @@
     for (const column of COLUMNS) {
       const cell = element("td", undefined, `${column.text ? "name" : ""} ${column.wide ? "wide" : ""}`);
       if (column.text) {
-        const button = element("button", tensor.name);
-        button.type = "button";
-        button.title = tensor.name;
-        cell.append(button);
+        cell.append(nameButton(tensor.name));
       } else {
         const value = tensor.last[column.key];
         cell.textContent = column.percent ? percent(value) : format(value);
-        if (column.bad && tensor.worst[column.key] > 0) { cell.classList.add("bad"); cell.title = "also in earlier steps"; }
+        if (column.bad && tensor.worst[column.key] > 0) cell.classList.add("bad");
         if (column.bad && !value && tensor.worst[column.key] > 0) cell.textContent = "0 *";
       }
       row.append(cell);
@@ -233,7 +240,7 @@
     ].filter((line) => line.values && line.values.some((value) => value > 0));
     get("counts-figure").hidden = !lines.length;
     charts.forget(get("counts-chart"));
-    if (lines.length) charts.lines(get("counts-chart"), tensor.x, lines, {suffix: " %"});
+    if (lines.length) charts.lines(get("counts-chart"), tensor.x, lines, {suffix: " %", height: 150});
   }
 
   // --- Two runs ---
@@ -249,15 +256,13 @@
       const line = element("tr");
       line.dataset.name = one.name;
       const cell = element("td", undefined, "name");
-      const button = element("button", one.name);
-      button.type = "button";
-      button.title = one.name;
-      cell.append(button);
+      cell.append(nameButton(one.name));
       line.append(cell, element("td", one.first === null ? "equal" : format(one.first)), element("td", format(one.largest)));
       line.addEventListener("click", () => compare(one));
       return line;
     }));
-    if (found.tensors.length) compare(found.tensors[0]);
+    const first = found.tensors.find((one) => one.first !== null) ?? found.tensors[0];
+    if (first) compare(first);
   }
 
   function compare(one) {
@@ -301,6 +306,7 @@
     if (state.compared) compare(state.compared);
   }
 
+  get("earlier").hidden = !data.tensors.some((one) => (one.worst.nans && !one.last.nans) || (one.worst.infs && !one.last.infs));
   summary();
   alarms();
   head();
