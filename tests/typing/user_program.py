@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import popsim_torch as poptorch
+from popsim_torch.observe.record import Record, RecordSink
 
 Tensor = torch.Tensor
 
@@ -159,6 +160,21 @@ def observe(model: Net) -> poptorch.History:
     summary: poptorch.TensorSummary = poptorch.summarise(layer(torch.ones(3)))
     print(record.samples_per_second, summary.mean, history["loss"][0])
     return history
+
+
+def show_records(records: list[Record]) -> list[poptorch.Alarm]:
+    """Send records to every sink, and draw them."""
+    sinks: list[RecordSink] = [
+        poptorch.SummaryFile("records.jsonl"),
+        poptorch.LiveTerminal("Gradient___*", statistic="std"),
+        poptorch.HtmlPage("run.html", seconds=60),
+    ]
+    for sink in sinks:
+        sink.write_records(records)
+        sink.close()
+    poptorch.write_page("two.html", records, other=records, labels=("before", "after"))
+    poptorch.histogram_over_time(records, "loss").savefig("loss.png")
+    return poptorch.find_alarms(records)
 
 
 def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
