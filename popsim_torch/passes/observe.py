@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from popsim_torch.ir import NOWHERE, Op, Phase, Program, Role, Tensor, TensorKind
-from popsim_torch.observe.statistics import Request
-from popsim_torch.observe.vectors import attributes_of, length_of
 from popsim_torch.passes.places import Place, Places
+from popsim_torch.statistics import Request, attributes_of, length_of
 
 __all__ = ["ObservedBlock", "ObservedTensor", "add_observations"]
 

@@ -31,7 +31,7 @@ PYTHON_LAYERS = (
     ("anchors", "_native"),
     ("ir",),
     ("reference",),
-    ("hardware", "processor", "processes"),
+    ("hardware", "processor", "processes", "statistics"),
     ("options", "stages", "optim", "arguments"),
     (
         *("ops", "annotations", "control_flow", "host_call", "data", "dataloader", "attributes"),

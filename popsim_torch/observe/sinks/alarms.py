@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks.series import label
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 
 __all__ = ["Alarm", "AlarmFinder", "find_alarms"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from popsim_torch.observe.statistics import HistogramCounts
+from popsim_torch.statistics import HistogramCounts
 
 __all__ = ["BINADES", "Bands", "bands", "binades", "edges_and_counts"]
 

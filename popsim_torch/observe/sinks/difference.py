@@ -9,7 +9,7 @@ from typing import Any
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks.collected import spelt, thinned
 from popsim_torch.observe.sinks.series import COLUMNS, label
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 
 __all__ = ["difference"]
 

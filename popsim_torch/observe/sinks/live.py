@@ -15,7 +15,7 @@ from popsim_torch.errors import UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks.alarms import Alarm, AlarmFinder
 from popsim_torch.observe.sinks.series import COLUMNS, label
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 
 if TYPE_CHECKING:
     from popsim_torch.observe.sinks.screen import Screen

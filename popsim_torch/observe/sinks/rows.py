@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import HistogramCounts
+from popsim_torch.statistics import HistogramCounts
 
 __all__ = ["FIELDS", "csv_lines", "json_line"]
 

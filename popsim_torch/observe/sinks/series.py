@@ -10,7 +10,7 @@ import numpy as np
 
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks.bins import Counts, binades
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 
 __all__ = ["COLUMNS", "Series", "label", "series_of"]
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import HistogramCounts, Statistics
+from popsim_torch.statistics import HistogramCounts, Statistics
 
 
 def statistics(values, mantissa_bits=0, **more):

@@ -4,7 +4,7 @@ import numpy as np
 
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import AlarmFinder, find_alarms
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 from tests.unit.observe.made_records import record
 
 

@@ -6,7 +6,7 @@ import pytest
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import SummaryBoard
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 from tests.unit.observe.made_records import record
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import write_page
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 from tests.unit.observe.made_records import record, training
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")

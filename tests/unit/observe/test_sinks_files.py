@@ -17,7 +17,7 @@ from popsim_torch.errors import UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import SummaryFile
 from popsim_torch.observe.sinks.rows import FIELDS
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 from tests.unit.observe.made_records import record
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,7 @@ import pytest
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import HtmlPage, write_page
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 from tests.unit.observe.made_records import record, training
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>{{script}}&amp;\u2028"

@@ -8,7 +8,7 @@ import pytest
 from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import gradient_flow, histogram_over_time, nan_map
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 from tests.unit.observe.made_records import LAYERS, record, training
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")

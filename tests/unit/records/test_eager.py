@@ -10,10 +10,9 @@ from torch.utils.checkpoint import checkpoint
 import popsim_torch as poptorch
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import Moments, Sample
-from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.records import RecordedTensor, Run, RunWriter, compare, eager_record
 from popsim_torch.records.pairs import pair_tensors
+from popsim_torch.statistics import Moments, Sample, statistics_of
 from tests.unit.records.runs import USUAL
 
 LR = 0.1
