@@ -4,13 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from popsim_torch import _native
 from popsim_torch.errors import Error
+from popsim_torch.executor.observed import Observer
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.runs import ProgramQueue, Running
-from popsim_torch.ir import LoopCounts
+from popsim_torch.ir import LoopCounts, RunSettings
 from popsim_torch.trace.graph.enqueues import Enqueue
+
+
+class Connectable(Protocol):
+    """What a compiled model has that its queues are connected with."""
+
+    @property
+    def executable(self) -> _native.Executable: ...
+    @property
+    def observer(self) -> Observer | None: ...
+    @property
+    def input_dtypes(self) -> Sequence[torch.dtype]: ...
+    @property
+    def run(self) -> RunSettings: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,13 @@ class Queues:
         """The queues that the program feeds."""
         return [enqueue.queue for enqueue in self._enqueues.values()]
 
-    def connect(self, executable: _native.Executable, num_inputs: int, loop: LoopCounts) -> None:
+    def connect(
+        self,
+        executable: _native.Executable,
+        num_inputs: int,
+        loop: LoopCounts,
+        more: Sequence[_native.Outlet] = (),
+    ) -> None:
         """Connect a program that has been compiled.
 
         Args:
@@ -65,6 +88,7 @@ class Queues:
             num_inputs: The number of its inputs.
             loop: Says how many replicas it has; an element that it enqueues has the tensors of all
                 of them, along a first axis if there are several.
+            more: The queues that its observed version feeds besides.
 
         Raises:
             Error: A queue already has elements of another structure or shape, or is for another
@@ -85,7 +109,7 @@ class Queues:
         inlets = [infeed._native for infeed in self._infeeds]
         places = list(self._places) or [_native.InputPlace()] * num_inputs
         with _native.translated_errors():
-            executable.connect(outlets, inlets, places)
+            executable.connect([*outlets, *more], inlets, places)
 
     def running(self) -> Queues:
         """Return a scope that tells the queues that the program runs.
@@ -115,3 +139,18 @@ class Queues:
             self._told.__exit__(kind, error, trace)
         finally:
             self._is_running = False
+
+
+def connect_queues(compiled: Connectable, queues: Queues | None) -> None:
+    """Connect a compiled program with its queues, and with those of its observer.
+
+    Args:
+        compiled: The program.
+        queues: The queues of the user; None if there are none.
+    """
+    if queues is None and compiled.observer is None:
+        return
+    more = () if compiled.observer is None else compiled.observer.queues
+    (queues or Queues({})).connect(
+        compiled.executable, len(compiled.input_dtypes), compiled.run.loop, more
+    )

@@ -15,6 +15,7 @@ from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import fit_to_host
+from popsim_torch.executor.queues import connect_queues
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.dump import Dump
@@ -122,7 +123,7 @@ def build_stored(
     """
     try:
         with around_compilation():
-            return fit_to_host(
+            compiled = fit_to_host(
                 stored.program,
                 stored.run,
                 stored.call.spec(warned),
@@ -131,7 +132,10 @@ def build_stored(
                 CompileLog(Dump.from_environment("loaded")),
                 process=options.Distributed.processId,
                 num_processes=options.Distributed.numProcesses,
+                observations=options._observations,
             )
+            connect_queues(compiled, None)
+            return compiled
     except Exception as error:  # a program from a file may contain errors that no check finds
         if isinstance(error, Error) and not isinstance(error, InternalError):
             raise
