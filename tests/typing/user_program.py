@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -193,6 +194,14 @@ def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
     module: poptorch.ModuleSummary = summary.rows[0]
     executor = poptorch.trainingModel(model, optimizer=optimizer)
     details: poptorch.TensorInfo = executor.getTensorNames("Gradient___*", details=True)[0]
+    chosen: poptorch.tensors.Selection = poptorch.tensors.gradients() & "*.weight"
+    large = chosen | (lambda tensor: tensor.dtype == torch.float16)
+    found: list[poptorch.TensorInfo] = executor.names([large, "fc.*", re.compile("Gemm")])
+    assert executor.names(lambda tensor: tensor.stage > 0) == found
+    poptorch.Options().anchorTensor("all", large).anchorTensor("some", ["a", "b*"])
+    measures: poptorch.testing.TrainingMeasures
+    measures = poptorch.testing.assert_trains(model, batches, optimizer=optimizer, frozen="back.*")
+    assert measures.losses[-1] < measures.losses[0]
     return f"{module.path} {details.name}"
 
 
