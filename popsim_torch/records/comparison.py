@@ -202,7 +202,7 @@ class _Comparison:
 
 def _joined(a: Run, b: Run) -> Iterator[tuple[int, list[Record] | None, list[Record] | None]]:
     """Yield each step that one of the runs has, with its records in both."""
-    runs = [groupby(run.read_records(), key=lambda one: one.step) for run in (a, b)]
+    runs = [groupby(run.read_records(histograms=False), key=lambda one: one.step) for run in (a, b)]
     heads: list[Any] = [next(steps, None) for steps in runs]
     while any(head is not None for head in heads):
         step = min(head[0] for head in heads if head is not None)

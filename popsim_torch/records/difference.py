@@ -105,7 +105,7 @@ class StepDifference:
     name: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Difference:
     """Where two runs differ; ``print`` shows it as a report.
 
@@ -145,6 +145,14 @@ class Difference:
         Records that only one run has do not count.
         """
         return self.first is None and self.compared > 0
+
+    def __repr__(self) -> str:
+        if self.first is None:
+            found = "equal" if self.equal else "nothing compared"
+        else:
+            steps = sum(1 for one in self.growth if one.differing)
+            found = f"first at step {self.first.step}, {self.first.name!r}; in {steps} steps"
+        return f"Difference({self.a!r}, {self.b!r}: {found})"
 
     def __str__(self) -> str:
         from popsim_torch.records.report import report

@@ -121,26 +121,35 @@ class Run:
         Raises:
             UsageValueError: The run has no records of this step, or of this name.
         """
-        conditions: dict[str, int | str] = {}
+        chosen: dict[str, int | str] = {}
         if step is not None:
-            conditions["step"] = step
+            chosen["step"] = step
         if name is not None:
-            conditions["name"] = name
-        found = list(self.read_records(conditions))
+            chosen["name"] = name
+        found = list(self.read_records(chosen))
         if not found:
-            self._check_conditions(step, name)
+            self._check_chosen(step, name)
         return found
 
-    def read_records(self, conditions: Mapping[str, int | str] | None = None) -> Iterator[Record]:
-        """Yield records one after another, in the order of ``records``.
+    def read_records(
+        self, chosen: Mapping[str, int | str] | None = None, *, histograms: bool = True
+    ) -> Iterator[Record]:
+        """Yield records one after another, in the order of ``records``; for runs of any length.
 
         Args:
-            conditions: Values by column of the table: ``step`` and ``name``; None for all records.
+            chosen: The ``step``, the ``name``, or both; None for all records.
+            histograms: Whether to read histograms, too, which takes most of the time.
+
+        Raises:
+            UsageValueError: Something else chooses records.
         """
-        given = dict(conditions or {})
-        where = " AND ".join(f"{column} = :{column}" for column in given)
-        statement = schema.SELECT_RECORDS.format(where=f"WHERE {where}" if where else "")
-        with self._reading(statement, given) as rows:
+        given = dict(chosen or {})
+        if not given.keys() <= {"step", "name"}:
+            raise UsageValueError(
+                f"Run.read_records: {listed_names(given)} cannot choose records; pass 'step', "
+                "'name', or both."
+            )
+        with self._reading(schema.select_records(given, histograms=histograms), given) as rows:
             yield from map(schema.record_of, rows)
 
     def tensors(self, step: int) -> dict[str, torch.Tensor]:
@@ -190,7 +199,7 @@ class Run:
         with self._reading(_SELECT_TENSORS.format(where=where)) as rows:
             return [tensor_of(row) for row in rows]
 
-    def _check_conditions(self, step: int | None, name: str | None) -> None:
+    def _check_chosen(self, step: int | None, name: str | None) -> None:
         """Raise the error for a step or a name that the run does not have."""
         if name is not None and name not in self.names:
             near = listed_names(closest_names(name, self.names))

@@ -58,8 +58,8 @@ def _first(first: FirstDifference, others: Sequence[str]) -> Iterator[str]:
     if where:
         yield f"  {', '.join(where)}"
     yield f"  {printable(first.reason)}"
-    rows = [
-        (name, *(short(getattr(one, name)) for one in (first.a, first.b)))
+    rows: list[tuple[str, ...]] = [
+        (name, *_pair(getattr(first.a, name), getattr(first.b, name)))
         for name in _ROWS
         if getattr(first.a, name) is not None or getattr(first.b, name) is not None
     ]
@@ -69,13 +69,21 @@ def _first(first: FirstDifference, others: Sequence[str]) -> Iterator[str]:
             rows.append((name, *map(str, numbers)))
     samples = first.samples
     if samples is not None:
-        rows.append((f"sample {samples.index}", f"{samples.a:.9g}", f"{samples.b:.9g}"))
+        rows.append((f"sample {samples.index}", *_pair(samples.a, samples.b)))
     for row in [("", "a", "b"), *rows]:
-        yield f"  {row[0]:<10} {row[1]:>16} {row[2]:>16}".rstrip()
+        yield f"  {row[0]:<10} {row[1]:>24} {row[2]:>24}".rstrip()
     if samples is not None:
         yield f"  Samples differ by at most {samples.ulp} ulp of {dtype_name(samples.dtype)}."
     if len(others) > 1:
         yield f"  In this step {len(others)} tensors differ: {_listed(others)}."
+
+
+def _pair(a: float | None, b: float | None) -> tuple[str, str]:
+    """Return two numbers with six digits; with all digits if they would look the same."""
+    texts = short(a), short(b)
+    if a is None or b is None or a == b or texts[0] != texts[1] or math.isnan(a):
+        return texts
+    return f"{a:.17g}", f"{b:.17g}"
 
 
 def _growth(growth: Sequence[StepDifference]) -> Iterator[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from popsim_torch.observe.record import Record
@@ -17,11 +16,11 @@ __all__ = [
     "FORMAT",
     "INDEX",
     "INSERT_RECORD",
-    "SELECT_RECORDS",
     "State",
     "record_of",
     "row_bytes",
     "row_of",
+    "select_records",
 ]
 
 INDEX = "index.sqlite"
@@ -74,12 +73,23 @@ INSERT_RECORD = (
     f"INSERT INTO records (tensor, {', '.join(_COLUMNS)}) "
     f"VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 )
-SELECT_RECORDS = (
-    f"SELECT name, {', '.join(_COLUMNS)} FROM records "
-    "JOIN tensors ON records.tensor = tensors.id {where} "
-    "ORDER BY step, micro_batch = -1, micro_batch, position, replica"
-)
-"""Records in the order of the program; ``where`` chooses some of them."""
+_ORDER = "ORDER BY step, micro_batch = -1, micro_batch, position, replica"
+
+
+def select_records(columns: Iterable[str] = (), *, histograms: bool = True) -> str:
+    """Return the query for records in the order of the program.
+
+    Args:
+        columns: Columns whose values choose records; the query has a parameter for each of them.
+        histograms: Whether to read histograms.
+    """
+    where = " AND ".join(f"{column} = :{column}" for column in columns)
+    read = ", ".join("NULL" if one == "histogram" and not histograms else one for one in _COLUMNS)
+    return (
+        f"SELECT name, {read} FROM records JOIN tensors ON records.tensor = tensors.id "
+        f"{'WHERE ' if where else ''}{where} {_ORDER}"
+    )
+
 
 # SQLite's own bytes in a row: its header, the row's number, and its place in the index.
 _ROW_OVERHEAD = 48
@@ -115,37 +125,23 @@ def row_bytes(row: Sequence[Any]) -> int:
     return _ROW_OVERHEAD + 8 + sum(sizes)
 
 
-@dataclass(frozen=True)
-class _Fields:
-    """The fields of a row whose types are fixed."""
-
-    name: str
-    step: int
-    micro_batch: int
-    replica: int
-    asked: int
-    count: int
-    nans: int
-    infs: int
-
-
 def record_of(row: Sequence[Any]) -> Record:
-    """Return the record in a row of ``SELECT_RECORDS``.
+    """Return the record in a row of ``select_records``.
 
     Raises:
         ValueError: The row is not as ``row_of`` makes it.
     """
     split = 8
-    fields = _Fields(*row[:split])
-    name, *numbers = astuple(fields)
+    name, step, micro_batch, replica, asked, count, nans, infs = row[:split]
+    numbers = (step, micro_batch, replica, asked, count, nans, infs)
     if type(name) is not str or any(type(number) is not int for number in numbers):
         raise ValueError("a record has no name, or something else than a count")
-    if min(fields.step, fields.replica, fields.count, fields.nans, fields.infs) < 0:
+    if min(step, replica, asked, count, nans, infs) < 0 or micro_batch < _NO_MICRO_BATCH:
         raise ValueError("a record has a negative count")
     statistics: dict[str, Any] = {}
     for i, column in enumerate(_OPTIONAL):
         value = row[split + i]
-        if fields.asked >> i & 1:
+        if asked >> i & 1:
             statistics[column] = _moment(value) if column in _MOMENTS else _count(value)
     fingerprint, samples, histogram, top = row[split + len(_OPTIONAL) :]
     if fingerprint is not None:
@@ -157,11 +153,13 @@ def record_of(row: Sequence[Any]) -> Record:
     if top is not None:
         values, positions = blobs.top_of(_bytes(top))
         statistics |= {"top_values": values, "top_positions": positions}
-    micro_batch = None if fields.micro_batch == _NO_MICRO_BATCH else fields.micro_batch
-    if micro_batch is not None and micro_batch < 0:
-        raise ValueError("a record has a negative micro-batch")
-    found = Statistics(fields.count, fields.nans, fields.infs, **statistics)
-    return Record(name, fields.step, micro_batch, fields.replica, found)
+    return Record(
+        name,
+        step,
+        None if micro_batch == _NO_MICRO_BATCH else micro_batch,
+        replica,
+        Statistics(count, nans, infs, **statistics),
+    )
 
 
 def _signed(fingerprint: int) -> int:

@@ -87,8 +87,12 @@ class RunWriter:
                 )
             (self.path / TENSORS).mkdir(exist_ok=True)
             self._connection = sqlite3.connect(self.path / schema.INDEX, check_same_thread=False)
-            self._create(texts)
-        self.describe(tensors)
+            try:
+                self._create(texts)
+                self.describe(tensors)
+            except BaseException:
+                self._connection.close()
+                raise
 
     def __enter__(self) -> RunWriter:
         return self

@@ -34,6 +34,7 @@ def one_bit(step, name, tensor):
 
 def test_equal_runs(tmp_path):
     found = compare(*runs(tmp_path))
+    assert repr(found).endswith(": equal)")
     assert found.equal and found.first is None and (found.compared, found.by_value) == (16, 0)
     assert [(one.step, one.compared, one.differing) for one in found.growth] == [
         (step, 4, 0) for step in range(4)
@@ -57,6 +58,7 @@ def test_the_first_difference_is_a_bit(tmp_path):
     assert found.differing_first == (GEMM, "UpdatedVar___fc1.weight")
     assert [one.differing for one in found.growth] == [0, 0, 2, 2]
     assert not found.equal
+    assert repr(found).endswith("b.popsim': first at step 2, 'fc1/Gemm:0'; in 2 steps)")
 
 
 def test_the_report(tmp_path):

@@ -205,6 +205,16 @@ def test_wrong_arguments(tmp_path):
         run.records(step=9)
 
 
+def test_histograms_may_be_left_out(tmp_path):
+    run = Run(write_run(tmp_path / "a", requests=ALL, steps=1))
+    for histograms in (True, False):
+        (record,) = run.read_records({"name": "input"}, histograms=histograms)
+        assert (record.statistics.histogram is not None) == histograms
+        assert record.statistics.samples is not None
+    with pytest.raises(UsageValueError, match="'replica' cannot choose records"):
+        next(run.read_records({"replica": 0}))
+
+
 def test_wrong_calls_of_a_writer(tmp_path):
     writer = RunWriter(tmp_path / "a")
     with pytest.raises(UsageValueError, match="the step -1 is not 0, 1, 2"):
