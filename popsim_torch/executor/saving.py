@@ -15,11 +15,11 @@ from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import fit_to_host
-from popsim_torch.executor.queues import connect_queues
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.dump import Dump
 from popsim_torch.executor.host_tensors import named_tensors
+from popsim_torch.executor.queues import connect_queues
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.files.container import BadFileError
 from popsim_torch.files.executable import ExecutableFile, StoredProgram

@@ -13,8 +13,9 @@ from popsim_torch.observe.sinks.series import COLUMNS, Series, label
 
 __all__ = ["Collected", "spelt", "thinned"]
 
-_MOST_POINTS = 2000
-_MOST_HISTOGRAMS = 160
+_MOST_POINTS, _LEAST_POINTS, _POINTS_OF_PAGE = 1000, 100, 100_000
+_MOST_HISTOGRAMS, _LEAST_HISTOGRAMS, _HISTOGRAMS_OF_PAGE = 128, 16, 10_000
+"""How much there is of a tensor at most and at least, and of all tensors together."""
 _COUNTED = ("nans", "infs", "zeros")
 
 
@@ -66,11 +67,18 @@ class Collected:
                 }
                 for alarm in self._alarms.alarms
             ],
-            "tensors": [self._tensor(name) for name in self._series],
+            "tensors": self._tensors(),
         }
 
-    def _tensor(self, name: str) -> dict[str, Any]:
+    def _tensors(self) -> list[dict[str, Any]]:
+        number = max(1, len(self._series))
+        points = max(_LEAST_POINTS, _POINTS_OF_PAGE // number)
+        histograms = max(_LEAST_HISTOGRAMS, _HISTOGRAMS_OF_PAGE // number)
+        return [self._tensor(name, points, histograms) for name in self._series]
+
+    def _tensor(self, name: str, points: int, histograms: int) -> dict[str, Any]:
         series = self._series[name]
+        shown = slice(None, None, _stride(len(series), points))
         last = series.last
         assert last is not None
         newest = {column: spelt(getattr(last, column)) for column in (*COLUMNS, *_COUNTED)}
@@ -79,24 +87,25 @@ class Collected:
         return {
             "name": name,
             "count": last.count,
-            "every": series.every,
+            "every": series.every * shown.step,
             "last": {**newest, "seen": series.seen},
             "worst": self._worst[name],
-            "x": [spelt(place) for place in series.positions()],
+            "x": [spelt(place) for place in series.positions()[shown]],
             **{
-                column: [spelt(number) for number in series.column(column)]
+                column: [spelt(number) for number in series.column(column)[shown]]
                 for column in (*COLUMNS, *_COUNTED)
                 if column in series.has
             },
-            "histogram": _histogram(series),
+            "histogram": _histogram(series, histograms),
         }
 
 
-def _histogram(series: Series) -> dict[str, Any] | None:
+def _histogram(series: Series, most: int) -> dict[str, Any] | None:
     places, rows = series.histograms()
     if not rows:
         return None
-    found = bands(rows)
+    shown = slice(None, None, _stride(len(rows), most))
+    places, found = places[shown], bands(rows[shown])
     return {
         "x": [spelt(place) for place in places],
         "edges": [spelt(edge) for edge in found.edges.tolist()],
@@ -116,4 +125,8 @@ def spelt(number: float | int | None) -> float | int | str | None:
 
 def thinned(numbers: Sequence[Any], most: int = _MOST_POINTS) -> list[Any]:
     """Return at most ``most`` of the numbers, at equal distances."""
-    return list(numbers[:: max(1, -(-len(numbers) // most))])
+    return list(numbers[:: _stride(len(numbers), most)])
+
+
+def _stride(length: int, most: int) -> int:
+    return max(1, -(-length // most))

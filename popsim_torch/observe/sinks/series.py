@@ -10,7 +10,7 @@ import numpy as np
 
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks.bins import Counts, binades
-from popsim_torch.statistics import Statistics
+from popsim_torch.statistics import HistogramCounts, Statistics
 
 __all__ = ["COLUMNS", "Series", "label", "series_of"]
 
@@ -44,7 +44,7 @@ class Series:
         self.every = 1
         """Of this many records one is kept."""
         self.has: set[str] = set()
-        """The columns of which any record had a number."""
+        """The columns of which any kept record had a number."""
         self.last: Statistics | None = None
         self._most = most
         self._columns = {column: array("d") for column in (*_PLACES, *COLUMNS, *_COUNTED)}
@@ -57,21 +57,22 @@ class Series:
         place = (float(record.step), float(record.micro_batch or 0))
         self._micro_batches = max(self._micro_batches, 1 + (record.micro_batch or 0))
         self.last = statistics
-        self.has.update(
-            name for name in (*COLUMNS, *_COUNTED) if getattr(statistics, name) is not None
-        )
         if self.seen % self.every == 0:
             self._append(place, statistics)
         self.seen += 1
         if statistics.histogram is not None:
-            self._histograms.add(place, binades(statistics.histogram))
+            self._histograms.add(place, statistics.histogram)
 
     def _append(self, place: tuple[float, float], statistics: Statistics) -> None:
         for name, number in zip(_PLACES, place, strict=True):
             self._columns[name].append(number)
         for name in (*COLUMNS, *_COUNTED):
             number = getattr(statistics, name)
-            self._columns[name].append(math.nan if number is None else float(number))
+            if number is None:
+                self._columns[name].append(math.nan)
+            else:
+                self.has.add(name)
+                self._columns[name].append(number)
         if self._most is not None and len(self._columns["step"]) > self._most:
             self._columns = {name: kept[::2] for name, kept in self._columns.items()}
             self.every *= 2
@@ -107,8 +108,9 @@ class _Histograms:
         self._seen = 0
         self._every = 1
 
-    def add(self, place: tuple[float, float], counts: Counts) -> None:
+    def add(self, place: tuple[float, float], histogram: HistogramCounts) -> None:
         if self._seen % self._every == 0:
+            counts = binades(histogram)
             used = np.flatnonzero(counts)
             start, end = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
             self.places.append(place)

@@ -10,7 +10,7 @@ import pytest
 
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.sinks import HtmlPage, write_page
+from popsim_torch.observe.sinks import HtmlPage, collected, write_page
 from popsim_torch.statistics import Statistics
 from tests.unit.observe.made_records import record, training
 
@@ -115,8 +115,20 @@ def test_long_runs_keep_their_newest_numbers_and_are_thinned(tmp_path):
     bare = [Statistics(1, 0, 0, norm=float(step)) for step in range(9000)]
     write_page(path, [Record("x", step, None, 0, one) for step, one in enumerate(bare)])
     one = tensor(data(path), "x")
-    assert one["every"] == 8 and one["x"] == list(range(0, 9000, 8)) == one["norm"]
+    assert one["every"] == 16 and one["x"] == list(range(0, 9000, 16)) == one["norm"]
     assert one["last"]["norm"] == 8999 and one["last"]["seen"] == 9000
+
+
+def test_a_page_of_many_tensors_shows_fewer_steps_of_each(tmp_path, monkeypatch):
+    for name, number in (("POINTS", 10), ("HISTOGRAMS", 3)):
+        monkeypatch.setattr(collected, f"_LEAST_{name}", number)
+        monkeypatch.setattr(collected, f"_{name}_OF_PAGE", 100)
+    path = tmp_path / "run.html"
+    names = [f"x{place}" for place in range(50)]
+    write_page(path, [record(name, step, [1.0]) for step in range(21) for name in names])
+    one = tensor(data(path), "x49")
+    assert one["every"] == 3 and one["x"] == list(range(0, 21, 3))
+    assert one["histogram"]["x"] == [0, 7, 14] and one["last"]["seen"] == 21
 
 
 def test_micro_batches_are_between_steps(tmp_path):

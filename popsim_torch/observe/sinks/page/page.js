@@ -4,6 +4,7 @@
   const get = (id) => document.getElementById(id);
   const {format, spark} = charts;
   const PART = 300;
+  const MOST_ALARMS = 200;
   const KINDS = {nan: "NaN", inf: "infinity", zeros: "only zeros", norm: "norm explodes"};
   const COLUMNS = [
     {key: "name", title: "Tensor", text: true},
@@ -55,7 +56,7 @@
       list.append(element("p", data.summary.records ? "None: no NaN, no infinities, no tensor of zeros, no exploding norm." : "There are no records.", "ok"));
       return;
     }
-    for (const alarm of data.alarms) {
+    for (const alarm of data.alarms.slice(0, MOST_ALARMS)) {
       const line = element("button", undefined, "alarm");
       line.type = "button";
       const often = alarm.times > 1 ? `; ${alarm.times} times until step ${alarm.last}` : "";
@@ -64,6 +65,8 @@
       line.addEventListener("click", () => show(alarm.name, true));
       list.append(line);
     }
+    const rest = data.alarms.length - MOST_ALARMS;
+    if (rest > 0) list.append(element("p", `and ${plural(rest, "more alarm")}`, "muted"));
   }
 
   // --- The table ---
