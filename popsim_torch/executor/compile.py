@@ -36,7 +36,6 @@ from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.executor.placement import place
 from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
-from popsim_torch.executor.queues import connect_queues
 from popsim_torch.executor.replicas import check_buffers, check_enqueues
 from popsim_torch.executor.updates import check_steps
 from popsim_torch.files.cache import CachedProgram, cached_program
@@ -223,7 +222,7 @@ def fit_program(c: Compilation) -> None:
     except Exception as error:  # a program from a file or cache may contain errors no check finds
         compiled = _fit(c, c.found.anew(error))
     queues = c.request.queues(c.enqueues)
-    connect_queues(compiled, queues)
+    compiled.connect(queues)
     c.compiled = dataclasses.replace(
         compiled,
         host_code=HostCode(c.traced.host_calls) if c.traced.host_calls else None,

@@ -73,3 +73,10 @@ class CompiledModel(Described):
             "micro-batches per weight update": self.run.loop.gradient_accumulation,
             "seconds to compile": round(self.duration.total_seconds(), 3),
         }
+
+    def connect(self, queues: Queues | None) -> None:
+        """Connect the program with the user's queues, if there are any, and with its observer."""
+        if queues is None and self.observer is None:
+            return
+        more = () if self.observer is None else self.observer.queues
+        (queues or Queues({})).connect(self.executable, len(self.input_dtypes), self.run.loop, more)

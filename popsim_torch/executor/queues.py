@@ -4,30 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
 
 from popsim_torch import _native
 from popsim_torch.errors import Error
-from popsim_torch.executor.observed import Observer
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.runs import ProgramQueue, Running
-from popsim_torch.ir import LoopCounts, RunSettings
+from popsim_torch.ir import LoopCounts
 from popsim_torch.trace.graph.enqueues import Enqueue
-
-
-class Connectable(Protocol):
-    """What a compiled model has that its queues are connected with."""
-
-    @property
-    def executable(self) -> _native.Executable: ...
-    @property
-    def observer(self) -> Observer | None: ...
-    @property
-    def input_dtypes(self) -> Sequence[torch.dtype]: ...
-    @property
-    def run(self) -> RunSettings: ...
 
 
 @dataclass(frozen=True)
@@ -139,18 +122,3 @@ class Queues:
             self._told.__exit__(kind, error, trace)
         finally:
             self._is_running = False
-
-
-def connect_queues(compiled: Connectable, queues: Queues | None) -> None:
-    """Connect a compiled program with its queues, and with those of its observer.
-
-    Args:
-        compiled: The program.
-        queues: The queues of the user; None if there are none.
-    """
-    if queues is None and compiled.observer is None:
-        return
-    more = () if compiled.observer is None else compiled.observer.queues
-    (queues or Queues({})).connect(
-        compiled.executable, len(compiled.input_dtypes), compiled.run.loop, more
-    )

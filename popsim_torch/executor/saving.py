@@ -19,7 +19,6 @@ from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.dump import Dump
 from popsim_torch.executor.host_tensors import named_tensors
-from popsim_torch.executor.queues import connect_queues
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.files.container import BadFileError
 from popsim_torch.files.executable import ExecutableFile, StoredProgram
@@ -134,7 +133,7 @@ def build_stored(
                 num_processes=options.Distributed.numProcesses,
                 observations=options._observations,
             )
-            connect_queues(compiled, None)
+            compiled.connect(None)
             return compiled
     except Exception as error:  # a program from a file may contain errors that no check finds
         if isinstance(error, Error) and not isinstance(error, InternalError):
