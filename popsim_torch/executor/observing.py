@@ -21,7 +21,7 @@ from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.observe.sinks import SafeSink
 from popsim_torch.records import RunWriter
 from popsim_torch.statistics import Counts, Fingerprint, Moments, Request, Sample
-from popsim_torch.tensors import Select
+from popsim_torch.tensors import Select, TensorInfo
 
 __all__ = ["ObservedTensors", "Observing"]
 
@@ -29,6 +29,8 @@ _KEPT = 200_000
 """The number of records that wait for ``observations()``; after it the oldest ones are dropped."""
 _SECONDS = 0.05
 """The time between two looks of the reader."""
+_GIVEN = ("input", "weight", "hyper-parameter")
+"""The kinds of tensors that a device iteration does not compute."""
 _OF_RUNS: tuple[Request, ...] = (Moments(), Counts(), Fingerprint(), Sample())
 
 
@@ -250,8 +252,17 @@ class _Described:
         """Pass records on."""
         if not self._is_described:
             self._is_described = True
-            self._writer.describe(self._inspection.names())
+            self._writer.describe(self._in_order())
         self._writer.write_records(records)
+
+    def _in_order(self) -> list[TensorInfo]:
+        """Return the tensors in the order in which a difference of two runs spreads."""
+        infos = {one.name: one for one in self._inspection.names()}
+        given = [one.name for one in infos.values() if one.kind in _GIVEN]
+        observer = self._inspection.compiled.observer
+        blocks = () if observer is None else observer.blocks
+        made = [one.name for block in blocks for one in block.tensors]
+        return [infos[name] for name in dict.fromkeys([*given, *made, *infos])]
 
     def close(self) -> None:
         """Close the writer."""
