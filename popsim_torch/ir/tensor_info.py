@@ -42,7 +42,7 @@ def tensor_infos(program: Program, wanted: Iterable[str] | None = None) -> list[
     return sorted(map(described.info, program.tensor_names()), key=described.position)
 
 
-def select_tensors(program: Program, select: Any, where: str) -> list[TensorInfo]:
+def select_tensors(program: Program, select: Any, where: str = "names") -> list[TensorInfo]:
     """Return the tensors of a program that a selection means, as the program computes them.
 
     A part of the selection that means no tensor is a warning, with near names.
