@@ -11,7 +11,8 @@ from popsim_torch.ir import names
 from popsim_torch.ir.graph import Op, Phase, Role, Tensor
 from popsim_torch.ir.program import Program
 from popsim_torch.ir.selecting import choose, info_of_name, module_of_name, near_names
-from popsim_torch.tensors import TensorInfo, as_selection, is_plain_name, words_of
+from popsim_torch.tensors import TensorInfo
+from popsim_torch.tensors.selections import as_selection, is_plain_name, words_of
 
 __all__ = ["select_tensors", "tensor_infos"]
 

@@ -11,7 +11,7 @@ from torch import nn
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.model import trainingModel
 from popsim_torch.options import Options
-from popsim_torch.tensors import Select, as_selection
+from popsim_torch.tensors.selections import Select, as_selection
 from popsim_torch.testing.measuring import TrainingMeasures, anchored_options, measure
 from popsim_torch.testing.rules import Limits, broken_rules
 
