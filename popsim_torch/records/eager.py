@@ -163,7 +163,7 @@ class _Recorder:
                 module.register_forward_hook(partial(self._on_output, path))
                 for path, module in model.named_modules()
             ),
-            model.register_forward_hook(self._on_return),
+            model.register_forward_hook(self._on_return, always_call=True),
         ]
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         handles += [
