@@ -1,6 +1,6 @@
 """PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
 
-from popsim_torch import enums, ops, optim, options, poptorch_core, profiling, testing
+from popsim_torch import enums, ops, optim, options, poptorch_core, profiling, tensors, testing
 from popsim_torch.alias import install, uninstall
 from popsim_torch.annotations import (
     MultiConv,
@@ -43,7 +43,6 @@ from popsim_torch.errors import (
     createPoptorchError,
 )
 from popsim_torch.executor.summary import ModelSummary, ModuleSummary
-from popsim_torch.executor.tensor_details import TensorDetails
 from popsim_torch.feeds import (
     InfeedQueue,
     OutfeedMode,
@@ -64,8 +63,6 @@ from popsim_torch.observe import (
     Outfeed,
     OutfeedCallback,
     OutfeedOptimizer,
-    SummaryBoard,
-    SummaryFile,
     TensorSummary,
     epoch_title,
     extended_table,
@@ -75,6 +72,18 @@ from popsim_torch.observe import (
     step_title,
     summarise,
     summary_table,
+)
+from popsim_torch.observe.sinks import (
+    Alarm,
+    HtmlPage,
+    LiveTerminal,
+    SummaryBoard,
+    SummaryFile,
+    find_alarms,
+    gradient_flow,
+    histogram_over_time,
+    nan_map,
+    write_page,
 )
 from popsim_torch.ops import (
     NameScope,
@@ -132,6 +141,7 @@ from popsim_torch.stages import (
     smallest_gradient_accumulation,
 )
 from popsim_torch.stages import print as print
+from popsim_torch.tensors import TensorInfo
 from popsim_torch.training import (
     Checkpoint,
     EarlyStopping,
@@ -146,6 +156,7 @@ from popsim_torch.version import __version__
 
 __all__ = [
     "CPU",
+    "Alarm",
     "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
@@ -169,9 +180,11 @@ __all__ = [
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
     "History",
+    "HtmlPage",
     "ICustomArgParser",
     "InfeedQueue",
     "LearningRateScheduler",
+    "LiveTerminal",
     "Liveness",
     "MatMulSerializationMode",
     "MaybeOutfeed",
@@ -214,7 +227,7 @@ __all__ = [
     "SummaryBoard",
     "SummaryFile",
     "SyncPattern",
-    "TensorDetails",
+    "TensorInfo",
     "TensorLocationSettings",
     "TensorSummary",
     "Traffic",
@@ -238,13 +251,16 @@ __all__ = [
     "epoch_title",
     "evaluate",
     "extended_table",
+    "find_alarms",
     "fit",
     "for_loop",
     "fps",
     "function",
     "getIpuTensorId",
     "get_pipeline_stage_assignment",
+    "gradient_flow",
     "gradient_names",
+    "histogram_over_time",
     "identity_loss",
     "infeed_benchmark",
     "inferenceModel",
@@ -255,6 +271,7 @@ __all__ = [
     "isRunningOnIpu",
     "load",
     "module_repr",
+    "nan_map",
     "nearest",
     "nop",
     "ops",
@@ -289,8 +306,10 @@ __all__ = [
     "summarise",
     "summary",
     "summary_table",
+    "tensors",
     "testing",
     "trainingModel",
     "uninstall",
     "while_loop",
+    "write_page",
 ]

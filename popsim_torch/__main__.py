@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from popsim_torch import names_command
 from popsim_torch.processor import build_info
 from popsim_torch.records.command import diff
 from popsim_torch.runner import CannotStart, run_module, run_script
@@ -12,41 +13,70 @@ from popsim_torch.runner import CannotStart, run_module, run_script
 _USAGE = """\
 usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim run [--replace] -m module [arguments ...]
+       popsim names file.py:function [--select PATTERN ...] [--json]
        popsim info
        popsim diff [--tolerance T] [--json] run_a run_b
 
 commands:
   run   run a program written for PopTorch: `import poptorch` is popsim_torch,
         in the program and in the processes that it starts
+  names list the tensors of a model: names, shapes, dtypes, bytes, by module;
+        the function of the file returns (model, inputs), (model, inputs,
+        optimizer), or (executor, inputs)
   info  print what this installation computes with
   diff  say where two recorded runs first differ
 
 options of run:
   --replace  replace another installed poptorch
 
+options of names:
+  --select PATTERN  list only tensors with such names ('Gradient___*.weight');
+                    several of these options list what one of them matches
+  --json            print a list of objects
+
+options of diff:
+  --tolerance T  values may differ by T, relative; without it, bits are compared
+  --json         print the difference as JSON
+  The exit code is 0 if the runs are equal, 1 if they differ, 2 for a mistake.
+
 `python -m popsim_torch` is the same command.
 """
 _USAGE_ERROR = 2
-_NO_COMMAND = "a command is needed"
 
 
 def main() -> int:
     """Run the command in ``sys.argv``, and return the exit code."""
     command, *rest = sys.argv[1:] or [""]
     if command in ("-h", "--help", "help") or (
-        command == "run" and rest[:1] in (["-h"], ["--help"])
+        command in _COMMANDS and rest[:1] in (["-h"], ["--help"])
     ):
         print(_USAGE, end="")
         return 0
     if command in _COMMANDS:
         return _COMMANDS[command](rest)
-    return _refuse(f"unknown command: {' '.join(sys.argv[1:])}" if command else _NO_COMMAND)
+    return _refuse_command()
+
+
+def _refuse_command() -> int:
+    shown = " ".join(sys.argv[1:])
+    return _refuse(f"unknown command: {shown}" if shown else "a command is needed")
 
 
 def _info(rest: list[str]) -> int:
     if rest:
-        return _refuse(f"unknown command: info {' '.join(rest)}")
+        return _refuse_command()
     print(build_info())
+    return 0
+
+
+def _names(rest: list[str]) -> int:
+    try:
+        names_command.run(rest)
+    except names_command.WrongArguments as error:
+        return _refuse(str(error))
+    except CannotStart as error:
+        print(f"popsim: {error}", file=sys.stderr)
+        return _USAGE_ERROR
     return 0
 
 
@@ -73,7 +103,12 @@ def _refuse(problem: str) -> int:
     return _USAGE_ERROR
 
 
-_COMMANDS: dict[str, Callable[[list[str]], int]] = {"run": _run, "info": _info, "diff": diff}
+_COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "run": _run,
+    "names": _names,
+    "info": _info,
+    "diff": diff,
+}
 """What each command does with its arguments; it returns the exit code."""
 
 

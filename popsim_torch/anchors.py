@@ -18,9 +18,11 @@ from popsim_torch.errors import (
     closest_names,
     listed_names,
 )
+from popsim_torch.tensors import Selection, as_selection, is_plain_name, words_of
 
 __all__ = [
     "AnchorRequest",
+    "anchor_of_group",
     "anchor_requests",
     "check_return_mode",
     "kept_micro_batches",
@@ -36,15 +38,29 @@ class AnchorRequest:
 
     Attributes:
         short_name: The name that the user's program passes to ``getAnchoredTensor``.
-        long_name: The name of the tensor in the graph.
+        long_name: The name of the tensor in the graph, or a selection of tensors.
         output_mode: Which micro-batches are returned; not ``Default``.
         period: The return period of ``EveryN`` (device iterations); 1 in the other modes.
     """
 
     short_name: str
-    long_name: str
+    long_name: str | Selection
     output_mode: OutputMode
     period: int
+
+    @property
+    def pattern(self) -> Selection | None:
+        """What may mean several tensors; None for a name of one tensor."""
+        if is_plain_name(self.long_name):
+            return None
+        return as_selection(self.call, self.long_name)
+
+    @property
+    def call(self) -> str:
+        """The user's call, for messages."""
+        given = self.long_name
+        shown = repr(given) if isinstance(given, str) else words_of(given)
+        return f"Options.anchorTensor({self.short_name!r}, {shown})"
 
     @classmethod
     def of(
@@ -82,6 +98,16 @@ class AnchorRequest:
             )
         period = model_period if model_mode == OutputMode.EveryN else 1
         return cls(short_name, long_name, model_mode, period)
+
+
+def anchor_of_group(short_name: str, name: str) -> str:
+    """Return the short name of one of the tensors that the pattern of an anchor means.
+
+    Args:
+        short_name: The short name of the anchor.
+        name: The name of the tensor.
+    """
+    return f"{short_name}/{name}"
 
 
 def unknown_anchor(
@@ -132,7 +158,9 @@ def anchor_requests(
     )
     for anchor in requests:
         shown = _MODES[anchor.output_mode]
-        logs.backend.debug("anchor ( %s %s/%d )", anchor.long_name, shown, anchor.period)
+        given = anchor.long_name
+        name = given if isinstance(given, str) else words_of(given)
+        logs.backend.debug("anchor ( %s %s/%d )", name, shown, anchor.period)
     return requests
 
 

@@ -17,6 +17,7 @@ __all__ = [
     "ConfigFileError",
     "Error",
     "InternalError",
+    "NoLossError",
     "PopsimError",
     "RecoverableError",
     "UnrecoverableError",
@@ -158,6 +159,10 @@ class InternalError(Error):
             f"{super().__str__()}\nThis is a bug in popsim_torch, not in your program. "
             "Please report it, with this message and the smallest program that shows it."
         )
+
+
+class NoLossError(Error):
+    """A model that is compiled for training computes no loss."""
 
 
 class ConfigFileError(Exception):

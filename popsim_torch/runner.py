@@ -9,6 +9,7 @@ import pkgutil
 import runpy
 import sys
 from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -16,7 +17,7 @@ from popsim_torch import environment, logs
 from popsim_torch.alias import STANDIN_FOLDER, install
 from popsim_torch.errors import Error
 
-__all__ = ["CannotStart", "run_module", "run_script"]
+__all__ = ["CannotStart", "import_file", "run_module", "run_script"]
 
 
 class CannotStart(Exception):
@@ -77,6 +78,29 @@ def run_module(name: str, arguments: list[str], *, replace: bool = False) -> Non
     sys.argv[:] = ["-m", *arguments]
     _prepare(None if _has_safe_path() else os.getcwd(), replace)
     _run_as_main(name)
+
+
+def import_file(path: str) -> ModuleType:
+    """Import a file as ``import`` does for a module beside it, with this package as ``poptorch``.
+
+    Args:
+        path: A file with Python code.
+
+    Raises:
+        CannotStart: There is no such file, or another ``poptorch`` is installed.
+        BaseException: The exception of the file.
+    """
+    full_path = os.path.abspath(path)
+    if not os.path.isfile(full_path):
+        raise CannotStart(f"can't open file '{full_path}': there is no such file")
+    _prepare(None if _has_safe_path() else os.path.dirname(os.path.realpath(path)), False)
+    name = os.path.splitext(os.path.basename(path))[0]
+    spec = spec_from_file_location(name, full_path, loader=SourceFileLoader(name, full_path))
+    assert spec is not None and spec.loader is not None  # (the loader is given)
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # for classes that look for their module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _has_safe_path() -> bool:

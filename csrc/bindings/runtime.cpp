@@ -166,13 +166,31 @@ void bind_runtime(py::module_& m) {
   py::class_<ops::Outlet, std::shared_ptr<ops::Outlet>>(m, "Outlet");
   py::class_<runtime::Inlet, std::shared_ptr<runtime::Inlet>>(m, "Inlet");
   py::class_<Executable>(m, "Executable")
-      .def(py::init([](Graph graph, RunConfig config) {
-             return std::make_unique<Executable>(
-                 Plan(std::move(graph), std::move(config)));
+      .def(py::init([](Graph graph, const RunConfig& config,
+                       std::optional<Graph> observed) {
+             auto plan = std::make_unique<const Plan>(std::move(graph), config);
+             auto beside = observed ? std::make_unique<const Plan>(
+                                          *std::move(observed), config,
+                                          plan.get())
+                                    : nullptr;
+             return std::make_unique<Executable>(std::move(plan),
+                                                 std::move(beside));
            }),
-           py::arg("graph"), py::arg("config"), py::call_guard<Unlocked>())
+           py::arg("graph"), py::arg("config"),
+           py::arg("observed") = std::nullopt, py::call_guard<Unlocked>())
       .def_property_readonly("plan", &Executable::plan,
                              py::return_value_policy::reference_internal)
+      .def_property_readonly("observed_plan", &Executable::observed_plan,
+                             py::return_value_policy::reference_internal)
+      .def("write_observed", &Executable::write_observed, py::arg("tensor"),
+           py::arg("value"))
+      .def(
+          "set_pace",
+          [](Executable& self, int64_t every, double budget) {
+            self.set_pace(runtime::Pace(every, budget));
+          },
+          py::arg("every"), py::arg("budget"))
+      .def_property_readonly("observed_every", &Executable::observed_every)
       .def("connect", &Executable::connect, py::arg("outlets"),
            py::arg("inlets"), py::arg("places"))
       .def("load", &Executable::load, py::call_guard<Unlocked>())

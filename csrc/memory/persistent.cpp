@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "base/numbers.h"
 #include "memory/arena.h"
 
@@ -31,17 +32,29 @@ std::vector<bool> find_persistent(const graph::Graph& graph) {
 }  // namespace
 
 PersistentPlan plan_persistent(const graph::Graph& graph,
-                               const Instances& instances) {
+                               const Instances& instances,
+                               const PersistentPlan* beside) {
   const std::vector<bool> persistent = find_persistent(graph);
   PersistentPlan plan;
   for (size_t i = 0; i < persistent.size(); ++i) {
-    plan.offsets.push_back(persistent[i] ? plan.bytes : -1);
     plan.num_instances.push_back(
         instances[i].empty() ? 1 : std::ranges::max(instances[i]) + 1);
     plan.strides.push_back(round_up(graph.tensors()[i].bytes(), kAlignment));
-    if (persistent[i]) {
-      plan.bytes += plan.strides.back() * plan.num_instances.back();
+    const bool is_beside = persistent[i] && beside != nullptr &&
+                           i < beside->offsets.size() &&
+                           beside->offsets[i] >= 0;
+    if (is_beside) {
+      check_internal(beside->strides[i] == plan.strides[i] &&
+                         beside->num_instances[i] == plan.num_instances[i],
+                     "memory: two programs share '", graph.tensors()[i].name,
+                     "', which has another size in each");
     }
+    if (beside != nullptr) {
+      plan.offsets_beside.push_back(is_beside ? beside->offsets[i] : -1);
+    }
+    const bool is_own = persistent[i] && !is_beside;
+    plan.offsets.push_back(is_own ? plan.bytes : -1);
+    if (is_own) plan.bytes += plan.strides.back() * plan.num_instances.back();
   }
   return plan;
 }

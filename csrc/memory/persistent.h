@@ -17,14 +17,20 @@ struct PersistentPlan {
   std::vector<int64_t> num_instances;  // by TensorId
   std::vector<int64_t> strides;        // bytes from one instance to the next
   int64_t bytes = 0;
+  // The same for tensors in the memory of the program beside this one; empty if
+  // there is none.
+  std::vector<int64_t> offsets_beside;
 };
 
 // By TensorId, then by replica: the instance of a variable that the replica
 // uses, counted from 0. Empty for what all replicas share.
 using Instances = std::vector<std::vector<int32_t>>;
 
-// Places constants, variables, and the outputs of setup ops.
+// Places constants, variables, and the outputs of setup ops. `beside` is null,
+// or the plan of another program with the same tensors, which may have others
+// after them: what both keep is in the memory of the other one.
 [[nodiscard]] PersistentPlan plan_persistent(const graph::Graph& graph,
-                                             const Instances& instances);
+                                             const Instances& instances,
+                                             const PersistentPlan* beside);
 
 }  // namespace popsim::memory

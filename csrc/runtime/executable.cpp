@@ -69,8 +69,13 @@ void check_outlets(const graph::Graph& graph,
 
 }  // namespace
 
-Executable::Executable(Plan plan)
-    : plan_(std::move(plan)), stage_(plan_), returns_(returns_of(plan_)) {
+Executable::Executable(std::unique_ptr<const Plan> plan,
+                       std::unique_ptr<const Plan> observed)
+    : own_plan_(std::move(plan)),
+      observed_(std::move(observed)),
+      plan_(*own_plan_),
+      stage_(plan_, observed_.get()),
+      returns_(returns_of(plan_)) {
   place_inputs({}, std::vector<InputPlace>(plan_.inputs().size()));
   for (const ops::Return& made : returns_) {
     kept_.push_back(made.keep
@@ -108,6 +113,9 @@ void Executable::connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
                          const std::vector<InputPlace>& places) {
   const Usage::Copy copy(usage_, "connect");
   check_outlets(plan_.graph(), outlets, plan_.replicas().count);
+  if (observed_) {
+    check_outlets(observed_->graph(), outlets, plan_.replicas().count);
+  }
   place_inputs(std::move(inlets), places);
   outlets_ = std::move(outlets);
   all_outlets_.clear();
@@ -379,6 +387,27 @@ at::Tensor Executable::read_kept(int64_t index, TensorId id) const {
   return buffer.as_strided(sizes, strides)
       .clone(at::MemoryFormat::Contiguous)
       .view(ops::shape_of_entries(view.shape, filled.num_entries));
+}
+
+void Executable::write_observed(TensorId id, const at::Tensor& value) {
+  const Usage::Copy copy(usage_, "write_observed");
+  const graph::Graph& graph = observed_->graph();
+  const graph::Tensor& t = graph.tensor(id);
+  const DeviceMemory& memory = stage_.observed_memory();
+  const OpenTensors open(graph, memory, std::span(&id, 1));
+  at::from_blob(memory.pointer(id), t.shape, t.strides,
+                ops::to_scalar_type(t.dtype))
+      .copy_(value.reshape(t.shape));
+}
+
+void Executable::set_pace(const Pace& pace) {
+  const Usage::Copy copy(usage_, "set_pace");
+  stage_.set_pace(pace);
+}
+
+int64_t Executable::observed_every() const {
+  const Usage::Copy copy(usage_, "observed_every");
+  return stage_.pace().every();
 }
 
 void Executable::set_seed(uint64_t seed) {

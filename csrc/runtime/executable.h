@@ -51,8 +51,11 @@ struct InputPlace {
 class Executable {
  public:
   // Prepares every kernel and allocates all memory. The setup ops run in
-  // load().
-  explicit Executable(Plan plan);
+  // load(). An observed version of the program, with the same tensors and
+  // others after them, may lie beside it; its plan must have been made beside
+  // that of the program.
+  explicit Executable(std::unique_ptr<const Plan> plan,
+                      std::unique_ptr<const Plan> observed = nullptr);
 
   // Computes the tensors that depend only on constants. Call it once, after the
   // constants are written.
@@ -113,6 +116,13 @@ class Executable {
   // return's source, or of a view with all values of the source in another
   // order.
   [[nodiscard]] at::Tensor read_kept(int64_t index, graph::TensorId id) const;
+  // Writes a constant that only the observed version has.
+  void write_observed(graph::TensorId id, const at::Tensor& value);
+
+  // Says in which device iterations the observed version runs.
+  void set_pace(const Pace& pace);
+  // The distance of observed iterations; 0 if it is not known yet.
+  [[nodiscard]] int64_t observed_every() const;
 
   void set_seed(uint64_t seed);
   [[nodiscard]] uint64_t seed() const;
@@ -122,6 +132,8 @@ class Executable {
   [[nodiscard]] int64_t step() const;
 
   [[nodiscard]] const Plan& plan() const { return plan_; }
+  // Null if there is no observed version.
+  [[nodiscard]] const Plan* observed_plan() const { return observed_.get(); }
 
  private:
   void place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
@@ -146,7 +158,9 @@ class Executable {
   // `other`, which may be null.
   [[nodiscard]] std::vector<Listener*> listeners(Listener* other);
 
-  Plan plan_;
+  std::unique_ptr<const Plan> own_plan_;
+  std::unique_ptr<const Plan> observed_;
+  const Plan& plan_;
   ProgramRun stage_;
   std::vector<ops::Return> returns_;
   std::vector<at::Tensor> kept_;    // by return; undefined: not kept

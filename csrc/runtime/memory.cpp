@@ -37,8 +37,9 @@ void DeviceStorage::FreeDeleter::operator()(void* memory) const {
   std::free(memory);
 }
 
-DeviceStorage::DeviceStorage(const Plan& plan)
-    : persistent_(allocate(plan.persistent().bytes)) {
+DeviceStorage::DeviceStorage(const Plan& plan, const DeviceStorage* beside)
+    : persistent_(allocate(plan.persistent().bytes)),
+      beside_(beside == nullptr ? nullptr : beside->persistent()) {
   for (int32_t r = 0; r < plan.replicas().count; ++r) {
     arenas_.emplace_back(allocate(plan.arena().arena_bytes));
   }
@@ -56,7 +57,9 @@ DeviceMemory::DeviceMemory(const Plan& plan, const DeviceStorage& storage,
     elsewhere_[static_cast<size_t>(id)] = true;
   }
   find_views();
-  place(plan, storage.persistent(), replica);
+  const memory::PersistentPlan& persistent = plan.persistent();
+  place(plan, persistent.offsets, storage.persistent(), replica);
+  place(plan, persistent.offsets_beside, storage.beside(), replica);
   place(plan.arena());
 }
 
@@ -87,15 +90,15 @@ void DeviceMemory::find_views() {
   }
 }
 
-void DeviceMemory::place(const Plan& plan, char* start, int32_t replica) {
-  const memory::PersistentPlan& persistent = plan.persistent();
-  for (size_t i = 0; i < persistent.offsets.size(); ++i) {
-    if (persistent.offsets[i] < 0) continue;
+void DeviceMemory::place(const Plan& plan, const std::vector<int64_t>& offsets,
+                         char* start, int32_t replica) {
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    if (offsets[i] < 0) continue;
     const std::vector<int32_t>& instances = plan.instances()[i];
     const int64_t instance =
         instances.empty() ? 0 : instances[static_cast<size_t>(replica)];
     bind(static_cast<TensorId>(i),
-         start + persistent.offsets[i] + instance * persistent.strides[i]);
+         start + offsets[i] + instance * plan.persistent().strides[i]);
   }
 }
 

@@ -16,12 +16,15 @@ namespace popsim::runtime {
 // The memory itself: an arena for each replica, and the persistent tensors.
 class DeviceStorage {
  public:
-  explicit DeviceStorage(const Plan& plan);
+  // `beside` is the memory of the program beside that of the plan, or null.
+  explicit DeviceStorage(const Plan& plan, const DeviceStorage* beside);
 
   [[nodiscard]] char* arena(int32_t replica) const {
     return arenas_[static_cast<size_t>(replica)].get();
   }
   [[nodiscard]] char* persistent() const { return persistent_.get(); }
+  // That of the program beside this one; null if there is none.
+  [[nodiscard]] char* beside() const { return beside_; }
 
  private:
   struct FreeDeleter {
@@ -30,6 +33,7 @@ class DeviceStorage {
 
   std::vector<std::unique_ptr<char, FreeDeleter>> arenas_;  // by replica
   std::unique_ptr<char, FreeDeleter> persistent_;
+  char* beside_;
 };
 
 // Knows the current address of every tensor.
@@ -84,7 +88,9 @@ class DeviceMemory {
 
   void find_views();
   void place(const memory::ArenaPlan& plan);
-  void place(const Plan& plan, char* start, int32_t replica);
+  // Places tensors at these offsets from `start`; -1: not there.
+  void place(const Plan& plan, const std::vector<int64_t>& offsets, char* start,
+             int32_t replica);
   at::Storage& storage(graph::TensorId root);
 
   const graph::Graph& graph_;

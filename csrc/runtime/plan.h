@@ -38,8 +38,10 @@ struct RunConfig {
 
 class Plan {
  public:
-  // Throws InternalError if the graph breaks a rule.
-  Plan(graph::Graph graph, RunConfig config);
+  // Throws InternalError if the graph breaks a rule. `beside` is null, or the
+  // plan of a program whose constants and variables this one uses
+  // (memory::plan_persistent).
+  Plan(graph::Graph graph, RunConfig config, const Plan* beside = nullptr);
 
   [[nodiscard]] const graph::Graph& graph() const { return graph_; }
   [[nodiscard]] bool training() const { return config_.training; }

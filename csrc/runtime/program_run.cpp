@@ -32,37 +32,21 @@ Stopped stopped(int64_t num_iterations, const Plan& plan) {
                       plan.loop().device_iterations, " device iterations"));
 }
 
-Lanes make_lanes(const Plan& plan, const DeviceStorage& storage) {
-  Lanes lanes(static_cast<size_t>(plan.replicas().count));
-  for (int32_t r = 0; r < plan.replicas().count; ++r) {
-    auto& own = lanes[static_cast<size_t>(r)];
-    for (int32_t number = 0; number < plan.num_lanes(); ++number) {
-      own.push_back(std::make_unique<Lane>(plan, storage, r, number));
-    }
-    own[0]->share_update(lanes);
-  }
-  return lanes;
-}
-
 }  // namespace
 
-ProgramRun::ProgramRun(const Plan& plan)
+ProgramRun::ProgramRun(const Plan& plan, const Plan* observed)
     : plan_(plan),
-      storage_(plan),
-      lanes_(make_lanes(plan, storage_)),
-      team_(plan, lanes_),
-      checkpoint_(plan) {
-  for (const auto& of_replica : lanes_) {
-    memories_.push_back(&of_replica[0]->memory());
-    pointers_.push_back(memories_.back()->pointers());
-  }
-  if (lanes_.size() == 1) return;
-  for (const auto& of_replica : lanes_) of_replica[0]->see(pointers_);
-}
+      plain_(plan, nullptr),
+      observed_(observed == nullptr
+                    ? nullptr
+                    : std::make_unique<Version>(*observed, &plain_)),
+      at_hand_(&plain_),
+      checkpoint_(plan) {}
 
 void ProgramRun::load(std::span<Listener* const> listeners) {
   const PlainKernels plain;
-  lanes_[0][0]->load(listeners);
+  plain_.load(listeners);
+  if (observed_) observed_->load({});
 }
 
 void ProgramRun::run(const Call& call) {
@@ -70,11 +54,8 @@ void ProgramRun::run(const Call& call) {
   ended_ = false;
   feed_end_ = nullptr;
   last_micro_batch_.store(0, std::memory_order_relaxed);
-  for (const auto& of_replica : lanes_) {
-    for (const auto& lane : of_replica) {
-      lane->begin_run(call, num_iterations_, &ended_);
-    }
-  }
+  plain_.begin_run(call, num_iterations_, &ended_);
+  if (observed_) observed_->begin_run(call, num_iterations_, &ended_);
   const HeldElements held(call);
   run_iterations(call);
 }
@@ -84,7 +65,7 @@ void ProgramRun::run_iterations(const Call& call) {
   for (int64_t i = 0; i < times && !ended_; ++i) {
     const int64_t first_step = step_;
     try {
-      run_iteration(call, i);
+      run_in_turn(call, i);
       // In inference each micro-batch is one device iteration.
       num_iterations_ += plan_.training() ? 1 : num_finished_;
     } catch (const ops::HostFailure&) {
@@ -106,19 +87,41 @@ void ProgramRun::run_iterations(const Call& call) {
   }
 }
 
+void ProgramRun::run_in_turn(const Call& call, int64_t iteration) {
+  at_hand_ = &plain_;
+  // Listeners know the ops of the plain version.
+  if (!observed_ || !call.listeners.empty()) {
+    run_iteration(call, iteration);
+    return;
+  }
+  // A discarded iteration comes again under the same number.
+  const int64_t turn = plan_.training() ? num_iterations_ : num_turns_++;
+  const bool observed = pace_.observes(turn);
+  if (observed) at_hand_ = observed_.get();
+  if (!pace_.asks_for_times()) {
+    run_iteration(call, iteration);
+    return;
+  }
+  const auto began = Pace::Clock::now();
+  run_iteration(call, iteration);
+  pace_.note(turn, observed, Pace::Clock::now() - began);
+}
+
 void ProgramRun::run_iteration(const Call& call, int64_t iteration) {
   const int64_t first_step = step_;
   num_finished_ = 0;
-  if (plan_.training()) checkpoint_.begin(memories_);
+  if (plan_.training()) checkpoint_.begin(plain_.memories);
   // Long ops may stop only if the device iteration can be discarded.
   const bool may_stop = !plan_.training() || checkpoint_.complete();
-  const bool parallel = team_.can_run(call);
+  Lanes& lanes = at_hand_->lanes;
+  const LaneTeam& team = at_hand_->team;
+  const bool parallel = team.can_run(call);
   if (call.timeline) call.timeline->note_threads(parallel);
-  for (size_t r = 0; r < lanes_.size(); ++r) {
-    for (size_t i = 0; i < lanes_[r].size(); ++i) {
+  for (size_t r = 0; r < lanes.size(); ++r) {
+    for (size_t i = 0; i < lanes[r].size(); ++i) {
       // The sign is for the thread of the caller.
-      const bool asks = may_stop && (!parallel || team_.is_of_caller(r, i));
-      lanes_[r][i]->let_stop(asks ? &call.stop : nullptr);
+      const bool asks = may_stop && (!parallel || team.is_of_caller(r, i));
+      lanes[r][i]->let_stop(asks ? &call.stop : nullptr);
     }
   }
   if (parallel) {
@@ -163,7 +166,7 @@ void ProgramRun::run_lanes(const Call& call, int64_t iteration,
           },
       .begins = [&](int64_t begun) { note(begun, begun - 1); }};
   const LaneTeam::Outcome outcome =
-      team_.run(call, iteration, key(first_step), caller);
+      at_hand_->team.run(call, iteration, key(first_step), caller);
   step_ = first_step + outcome.num_begun;
   note(outcome.num_begun, outcome.last_micro_batch);
   if (outcome.error) std::rethrow_exception(outcome.error);
@@ -206,7 +209,7 @@ bool ProgramRun::end_before(const Action& action, int64_t iteration,
 
 bool ProgramRun::give_up(int64_t first_step) {
   if (!plan_.training() || !checkpoint_.complete()) return false;
-  checkpoint_.restore(memories_);
+  checkpoint_.restore(plain_.memories);
   step_ = first_step;
   return true;
 }
@@ -235,9 +238,10 @@ void ProgramRun::run_action(const Call& call, const Action& action,
       num_begun_.store(num_begun_ + 1, std::memory_order_relaxed);
     }
     const auto lane = static_cast<size_t>(
-        plan_.lane_of_stage()[static_cast<size_t>(action.stage)]);
-    for (size_t r = 0; r < lanes_.size(); ++r) {
-      lanes_[r][lane]->run(
+        at_hand_->plan.lane_of_stage()[static_cast<size_t>(action.stage)]);
+    const Lanes& lanes = at_hand_->lanes;
+    for (size_t r = 0; r < lanes.size(); ++r) {
+      lanes[r][lane]->run(
           call, action,
           plan_.cursor(iteration, mb, key(first_step), static_cast<int64_t>(r)),
           index);
@@ -262,22 +266,24 @@ void ProgramRun::update(const Call& call, const Action& action,
     return {iteration, accumulation - 1, step() - 1,
             static_cast<int64_t>(replica)};
   };
-  if (lanes_.size() == 1) {
-    lanes_[0][0]->run(call, action, cursor(0), index);
+  const Plan& plan = at_hand_->plan;
+  const Lanes& lanes = at_hand_->lanes;
+  if (lanes.size() == 1) {
+    lanes[0][0]->run(call, action, cursor(0), index);
     return;
   }
   const auto began = Timeline::now(call.timeline);
-  for (size_t r = 0; r < lanes_.size(); ++r) {
-    lanes_[r][0]->begin(call, action, cursor(r), index);
+  for (size_t r = 0; r < lanes.size(); ++r) {
+    lanes[r][0]->begin(call, action, cursor(r), index);
   }
-  const std::vector<Groups>& updaters = plan_.updaters();
-  const std::vector<int64_t>& update = plan_.blocks().back().ops;
+  const std::vector<Groups>& updaters = plan.updaters();
+  const std::vector<int64_t>& update = plan.blocks().back().ops;
   for (size_t i = 0; i < updaters.size(); ++i) {
-    const graph::Op& op = plan_.graph().ops()[static_cast<size_t>(update[i])];
-    const OpenReplicas open(plan_.graph(), memories_, op);
-    for (size_t r = 0; r < lanes_.size(); ++r) {
+    const graph::Op& op = plan.graph().ops()[static_cast<size_t>(update[i])];
+    const OpenReplicas open(plan.graph(), at_hand_->memories, op);
+    for (size_t r = 0; r < lanes.size(); ++r) {
       if (updaters[i][r] == static_cast<int32_t>(r)) {
-        lanes_[r][0]->run_update(i);
+        lanes[r][0]->run_update(i);
       }
     }
   }

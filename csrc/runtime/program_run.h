@@ -10,23 +10,25 @@
 #include <exception>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "runtime/checkpoint.h"
 #include "runtime/lane.h"
-#include "runtime/lane_team.h"
 #include "runtime/listener.h"
 #include "runtime/memory.h"
+#include "runtime/pace.h"
 #include "runtime/plan.h"
 #include "runtime/source.h"
 #include "runtime/stop.h"
+#include "runtime/version.h"
 
 namespace popsim::runtime {
 
 class ProgramRun {
  public:
-  // Prepares every kernel and allocates all memory. The plan must outlive it.
-  explicit ProgramRun(const Plan& plan);
+  // Prepares every kernel and allocates all memory. `observed` is null, or the
+  // plan of an observed version beside the plain one. The plans must outlive
+  // it.
+  ProgramRun(const Plan& plan, const Plan* observed);
 
   // Runs the setup ops. Call it once, after the constants are written.
   void load(std::span<Listener* const> listeners);
@@ -41,8 +43,16 @@ class ProgramRun {
   // The memory of a replica. The tensors that are kept between runs are at one
   // address for all its lanes.
   [[nodiscard]] const DeviceMemory& memory(int32_t replica) const {
-    return *memories_[static_cast<size_t>(replica)];
+    return *plain_.memories[static_cast<size_t>(replica)];
   }
+  // That of the observed version, which must exist.
+  [[nodiscard]] const DeviceMemory& observed_memory() const {
+    return *observed_->memories[0];
+  }
+  // Says which device iterations the observed version runs. In inference, all
+  // those of a call count as one.
+  void set_pace(const Pace& pace) { pace_ = pace; }
+  [[nodiscard]] const Pace& pace() const { return pace_; }
   // Notes that the host has written to the tensor.
   void note_written(graph::TensorId id) { checkpoint_.add_if_changed(id); }
   // Number of micro-batches begun, by all replicas in all processes; the random
@@ -69,6 +79,8 @@ class ProgramRun {
 
  private:
   void run_iterations(const Call& call);
+  // Runs an iteration in the version whose turn it is.
+  void run_in_turn(const Call& call, int64_t iteration);
   void run_iteration(const Call& call, int64_t iteration);
   // Runs the actions of an iteration, but the update, on a thread for each
   // lane.
@@ -106,11 +118,11 @@ class ProgramRun {
                       int64_t micro_batch);
 
   const Plan& plan_;
-  DeviceStorage storage_;
-  Lanes lanes_;
-  Memories memories_;                   // by replica
-  std::vector<void* const*> pointers_;  // by replica
-  LaneTeam team_;
+  Version plain_;
+  std::unique_ptr<Version> observed_;  // null: there is none
+  Version* at_hand_;                   // the one that runs
+  Pace pace_;
+  int64_t num_turns_ = 0;  // runs of inference, for the pace
   Checkpoint checkpoint_;
   int64_t step_ = 0;  // micro-batches begun since the program was loaded
   int64_t first_key_ = 0;

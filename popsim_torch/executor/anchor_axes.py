@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
-
-import torch
+from typing import Any, NamedTuple
 
 from popsim_torch.anchors import AnchorRequest, kept_micro_batches
 from popsim_torch.enums import OutputMode
@@ -49,12 +47,12 @@ class AnchorAxes(tuple[Axis, ...]):
     __str__ = __repr__
 
 
-class RecordedAnchors(Mapping[str, torch.Tensor]):
+class RecordedAnchors(Mapping[str, Any]):
     """The anchored tensors of a run of another program, by short name."""
 
     @abstractmethod
-    def axes(self, short_name: str) -> AnchorAxes:
-        """Return the axes of an anchored tensor."""
+    def axes(self, short_name: str) -> Any:
+        """Return the axes of an anchored tensor, as ``executor.anchor_axes`` does."""
 
 
 def axes_of_anchor(compiled: CompiledModel, request: AnchorRequest, *, is_loop: bool) -> AnchorAxes:

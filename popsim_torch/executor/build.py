@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from popsim_torch import _native, environment
 from popsim_torch.enums import PipelineSchedule
+from popsim_torch.executor.observed import Observed
 from popsim_torch.ir import LoopCounts, Program
 from popsim_torch.passes.native_graph import to_native
 from popsim_torch.stages import native_name
@@ -30,6 +31,7 @@ def build_executable(
     positions: tuple[int, ...] = (),
     process: int = 0,
     num_processes: int = 1,
+    observed: Observed | None = None,
 ) -> _native.Executable:
     """Compile a program: prepare kernels, plan and allocate memory, write constants.
 
@@ -43,6 +45,7 @@ def build_executable(
         positions: The position of each stage, see ``RunSettings``.
         process: The number of this process among those that run the program together.
         num_processes: The number of these processes.
+        observed: A second version of the program, which some device iterations run.
 
     Raises:
         Error: An op cannot be prepared, or an op that runs at compile time fails.
@@ -64,9 +67,23 @@ def build_executable(
         {t.id: t.replica_groups for t in program.graph.tensors if t.replica_groups},
     )
     with _native.translated_errors():
-        executable = _native.Executable(to_native(program.graph), config)
+        twin = None if observed is None else to_native(observed.program.graph)
+        executable = _native.Executable(to_native(program.graph), config, twin)
         for tensor in program.graph.tensors:
             if tensor.value is not None:
                 executable.write(tensor.id, tensor.value)
+        if observed is not None:
+            _write_own_constants(executable, program, observed.program)
+            executable.set_pace(observed.every or 0, observed.budget)
         executable.load()
     return executable
+
+
+def _write_own_constants(
+    executable: _native.Executable, program: Program, observed: Program
+) -> None:
+    """Write the constants that only the observed version has."""
+    shared = {t.id for t in program.graph.tensors if t.value is not None}
+    for tensor in observed.graph.tensors:
+        if tensor.value is not None and tensor.id not in shared:
+            executable.write_observed(tensor.id, tensor.value)

@@ -14,12 +14,14 @@ from typing import Any
 
 import torch
 
+from popsim_torch import logs
 from popsim_torch.anchors import AnchorRequest, anchor_requests
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.dtypes import dtype_name, held_dtype
 from popsim_torch.enums import OutputMode, PipelineSchedule
 from popsim_torch.errors import InternalError
+from popsim_torch.executor.anchor_warnings import warn_of_anchors
 from popsim_torch.executor.build import build_executable, executable_text
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compile_request import CompileRequest
@@ -29,6 +31,7 @@ from popsim_torch.executor.gradient_captures import capture_gradients
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.interface import Interface
 from popsim_torch.executor.numerics import Numerics
+from popsim_torch.executor.observed import Observed, Observer, observe_program
 from popsim_torch.executor.overlap import check_overlap
 from popsim_torch.executor.placement import place
 from popsim_torch.executor.program_log import log_program
@@ -46,6 +49,7 @@ from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.options import Options
 from popsim_torch.options.back_end import check_back_end, check_loss_scale
 from popsim_torch.options.limits import num_replicas
+from popsim_torch.options.observing import Observation
 from popsim_torch.options.progress import CompilationProgressBar
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.synthetic_data import SyntheticData
@@ -210,6 +214,7 @@ def fit_program(c: Compilation) -> None:
     """Fit the program to this host, and build the executable."""
     check_buffers(c.request.module, c.found.program, c.request.options)
     check_enqueues(c.found.program, c.interface.loop)
+    warn_of_anchors(c.found.program, c.anchors)
     try:
         if c.found.file is not None:
             check_interface(c.found.program, c.interface.inputs, c.traced)
@@ -217,8 +222,7 @@ def fit_program(c: Compilation) -> None:
     except Exception as error:  # a program from a file or cache may contain errors no check finds
         compiled = _fit(c, c.found.anew(error))
     queues = c.request.queues(c.enqueues)
-    if queues is not None:
-        queues.connect(compiled.executable, len(c.interface.inputs), c.interface.loop)
+    compiled.connect(queues)
     c.compiled = dataclasses.replace(
         compiled,
         host_code=HostCode(c.traced.host_calls) if c.traced.host_calls else None,
@@ -339,6 +343,8 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         fed=c.request.fed,
         process=distributed.processId,
         num_processes=distributed.numProcesses,
+        observations=c.request.options._observations,
+        num_queues=len(c.enqueues),
     )
 
 
@@ -353,6 +359,8 @@ def fit_to_host(
     fed: bool = False,
     process: int = 0,
     num_processes: int = 1,
+    observations: Sequence[Observation] = (),
+    num_queues: int = 0,
 ) -> CompiledModel:
     """Fit a complete program to this machine, and build the executable.
 
@@ -366,11 +374,14 @@ def fit_to_host(
         fed: Whether inputs come from queues.
         process: The number of this process among those that run the program together.
         num_processes: The number of these processes.
+        observations: What to observe.
+        num_queues: The number of queues that the program feeds.
 
     Raises:
         Error: An op cannot be prepared.
     """
     start = time.perf_counter()
+    observed = _observed(program, run, observations, num_queues, log)
     host_program = program.copy()
     # Floating-point checks name the op of the model that failed: no ops are fused for them.
     if not run.floating_point_checks:
@@ -386,6 +397,7 @@ def fit_to_host(
         positions=run.positions,
         process=process,
         num_processes=num_processes,
+        observed=observed,
     )
     log.note("build", f"{executable.plan.arena_bytes} bytes", lambda: executable_text(executable))
     input_dtypes = tuple(map(held_dtype, arguments.dtypes))
@@ -401,7 +413,30 @@ def fit_to_host(
         plan,
         log,
         datetime.timedelta(seconds=time.perf_counter() - start),
+        observer=None if observed is None else Observer(observed, run.loop),
     )
+
+
+def _observed(
+    program: Program,
+    run: RunSettings,
+    observations: Sequence[Observation],
+    first_queue: int,
+    log: CompileLog,
+) -> Observed | None:
+    """Return the observed version of a program, fitted to this machine; None if there is none."""
+    if observations and run.floating_point_checks:
+        logs.python.warning(
+            "Options.observe has no effect together with enableFloatingPointChecks, which runs "
+            "the ops of the model one by one. Switch one of them off."
+        )
+        return None
+    observed = observe_program(program, observations, first_queue)
+    if observed is not None:
+        _note_program(log, "observe", observed.program)
+        for name in run_host_passes(observed.program, pipelined=is_pipelined(run.schedule)):
+            _note_program(log, f"observe, {name}", observed.program)
+    return observed
 
 
 def _note_trace(log: CompileLog, name: str, traced: TraceResult) -> None:

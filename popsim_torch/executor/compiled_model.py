@@ -12,6 +12,7 @@ from popsim_torch import _native
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.host_code import HostCode
+from popsim_torch.executor.observed import Observer
 from popsim_torch.executor.queues import Queues
 from popsim_torch.ir import Program, RunSettings
 from popsim_torch.optim.plan import OptimizerPlan
@@ -40,6 +41,7 @@ class CompiledModel(Described):
         host_code: The host functions that the program calls; None if it calls none.
         queues: The queues that the program feeds, and that feed it; None if there are none.
         optimizers: The optimizers that the body of a device loop steps.
+        observer: Reads the statistics that the program computes; None if it computes none.
     """
 
     executable: _native.Executable
@@ -56,6 +58,7 @@ class CompiledModel(Described):
     host_code: HostCode | None = None
     queues: Queues | None = None
     optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
+    observer: Observer | None = None
 
     def __repr__(self) -> str:
         figures = self._figures()
@@ -70,3 +73,10 @@ class CompiledModel(Described):
             "micro-batches per weight update": self.run.loop.gradient_accumulation,
             "seconds to compile": round(self.duration.total_seconds(), 3),
         }
+
+    def connect(self, queues: Queues | None) -> None:
+        """Connect the program with the user's queues, if there are any, and with its observer."""
+        if queues is None and self.observer is None:
+            return
+        more = () if self.observer is None else self.observer.queues
+        (queues or Queues({})).connect(self.executable, len(self.input_dtypes), self.run.loop, more)

@@ -93,6 +93,8 @@ class DeviceProgram:
         self._traffic = Traffic()  # of earlier exchanges
         self.warned: set[str] = set()
         self.replica_groups: dict[str, tuple[int, ...]] = {}
+        # Called before the program goes.
+        self.before_release: Callable[[], object] = lambda: None
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
         self._wrapping: host_weights.Wrapping | None = None  # the wrapping of the host's model
@@ -311,6 +313,7 @@ class DeviceProgram:
 
     def release(self) -> None:
         """Release program and device; the caller has already fetched what it needs."""
+        self.before_release()
         if self._report is not None:
             self._report()
         self._leave(self.state)

@@ -21,6 +21,7 @@ from popsim_torch.executor.files import Files
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.life_cycle import LifeCycle
 from popsim_torch.executor.no_backward import explain_backward
+from popsim_torch.executor.observing import Observing
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.parameter_proxy import ParameterProxy
 from popsim_torch.executor.pipeline_view import PipelineView
@@ -84,6 +85,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         self._copies = WeightCopies(device, self._use, self._user_model)
         self._timing = Timing(device, training=training)
         self._inspection = Inspection(device)
+        self._observing = Observing(device, self._inspection)
         self._view = PipelineView(device)
         self._life = LifeCycle(
             device, self._user_model, self._use, self._random, self._copies, self._timing, settings
@@ -108,10 +110,16 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     isCompiled = exposed("_inspection", Inspection.isCompiled)
     isAttachedToDevice = exposed("_inspection", Inspection.isAttachedToDevice)
     getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))
+    names = exposed("_inspection", Inspection.names)
     getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
     anchor_axes = exposed("_inspection", Inspection.anchor_axes)
     program = exposed("_inspection", Inspection.program)
     compile_log = exposed("_inspection", Inspection.compile_log)
+    observing = exposed("_observing", Observing.observing)
+    observations = exposed("_observing", Observing.observations)
+    add_sink = exposed("_observing", Observing.add_sink)
+    close_sinks = exposed("_observing", Observing.close_sinks)
+    record = exposed("_observing", Observing.record)
     schedule = exposed("_view", PipelineView.schedule)
     stages = exposed("_view", PipelineView.stages)
     record_timeline = exposed("_view", PipelineView.record_timeline)

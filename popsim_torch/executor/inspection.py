@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import fnmatch
-from typing import Literal, overload
+from dataclasses import replace
+from typing import Any, Literal, overload
 
 import torch
 
 from popsim_torch import _native
-from popsim_torch.anchors import AnchorRequest, unknown_anchor
+from popsim_torch.anchors import AnchorRequest, anchor_of_group, unknown_anchor
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import UsageAssertionError, UsageTypeError
-from popsim_torch.executor.anchor_axes import AnchorAxes, axes_of_anchor
+from popsim_torch.errors import UsageAssertionError
+from popsim_torch.executor.anchor_axes import axes_of_anchor
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
-from popsim_torch.executor.tensor_details import TensorTable, tensor_details
-from popsim_torch.ir import program_text
+from popsim_torch.executor.tensor_details import TensorTable
+from popsim_torch.ir import Program, program_text, select_tensors, tensor_infos
+from popsim_torch.tensors import Select, as_selection
 
 __all__ = ["Inspection"]
 
@@ -43,43 +44,70 @@ class Inspection:
 
     @overload
     def getTensorNames(
-        self, pattern: str | None = None, details: Literal[False] = False
+        self, pattern: Select | None = None, details: Literal[False] = False
     ) -> list[str]: ...
     @overload
     def getTensorNames(
-        self, pattern: str | None = None, *, details: Literal[True]
+        self, pattern: Select | None = None, *, details: Literal[True]
     ) -> TensorTable: ...
     def getTensorNames(
-        self, pattern: str | None = None, details: bool = False
+        self, pattern: Select | None = None, details: bool = False
     ) -> list[str] | TensorTable:
         """Return the names of the tensors of the compiled graph.
 
         Args:
-            pattern: A pattern for the whole name: ``*`` stands for any characters, ``?`` for one,
-                ``[ab]`` for one of those listed; None for all names.
-            details: Whether to return shape, dtype and phase of each tensor, too: a list of
-                ``TensorDetails`` that prints as a table.
+            pattern: A selection, see ``poptorch.tensors``. A string is a pattern for the whole
+                name: ``*`` stands for any characters, ``?`` for one, ``[ab]`` for one of those
+                listed. None for all names.
+            details: Whether to return shape, dtype and kind of each tensor, too: a list of
+                ``TensorInfo`` that prints as a table.
 
         Raises:
             UsageAssertionError: The model is not compiled.
-            UsageTypeError: The pattern is not a string.
+            UsageTypeError: The pattern is no selection.
         """
+        program = self._compiled_program("getTensorNames")
+        found = program.tensor_names()
+        if pattern is not None:
+            selection = as_selection("getTensorNames", pattern)
+            infos = tensor_infos(program, found)
+            found = [one.name for one in infos if selection.takes(one)]
+        return TensorTable(tensor_infos(program, found)) if details else found
+
+    def names(self, select: Select | None = None) -> TensorTable:
+        """Return what is known about the tensors that a selection means.
+
+        Nothing is computed. A part of the selection that means no tensor is a warning with near
+        names.
+
+        Args:
+            select: A selection, see ``poptorch.tensors``: a name, a pattern, a regular expression,
+                a function of a ``TensorInfo``, ``poptorch.tensors.gradients()`` and the like, or a
+                list of these. None for all tensors.
+
+        Returns:
+            A ``TensorInfo`` for each tensor, in the order in which the program computes them;
+            tensors that are computed only if they are asked for come last. The list prints as a
+            table; ``tree()`` shows it by module.
+
+        Raises:
+            UsageAssertionError: The model is not compiled.
+            Error: The selection is a name without wildcards, and no tensor has it.
+            UsageTypeError: It is no selection.
+            UsageValueError: It is an empty list.
+        """
+        program = self._compiled_program("names")
+        return TensorTable(select_tensors(program, select, "names"))
+
+    def _compiled_program(self, method: str) -> Program:
         compiled = self._device.compiled
         if compiled is None:
             raise UsageAssertionError(
-                "getTensorNames: the model is not compiled. Call it once, or model.compile(...)."
+                f"{method}: the model is not compiled. Call it once, or model.compile(...)."
             )
-        if pattern is not None and not isinstance(pattern, str):
-            raise UsageTypeError(
-                f"getTensorNames: the pattern is a {type(pattern).__name__}. Pass a string such as "
-                "'Gradient___*.weight', and details=True as a keyword."
-            )
-        found = compiled.program.tensor_names()
-        if pattern is not None:
-            found = [name for name in found if fnmatch.fnmatchcase(name, pattern)]
-        return tensor_details(compiled.program, found) if details else found
+        return compiled.program
 
-    def getAnchoredTensor(self, short_name: str) -> torch.Tensor:
+    def getAnchoredTensor(self, short_name: str) -> Any:
         """Return the tensor that an anchor recorded in the last call, or in a ``fit``.
 
         Args:
@@ -88,7 +116,8 @@ class Inspection:
         Returns:
             A new CPU tensor; its first dimension holds one entry per micro-batch that the anchor's
             mode keeps. If the period of ``EveryN`` is longer than a call, the tensor comes from the
-            latest call that completed a period.
+            latest call that completed a period. For an anchor with a pattern, a dict of such
+            tensors by their names, in the order of the program; it is empty if none matched.
 
         Raises:
             UsageAssertionError: There is no such anchor, or the model has not run, or its last call
@@ -106,10 +135,21 @@ class Inspection:
                 f"getAnchoredTensor: '{short_name}' is not complete: the last call was interrupted "
                 "or failed, or another thread is in it. Call the model again."
             )
-        anchors = compiled.program.anchors
-        if short_name not in anchors:
-            raise unknown_anchor(short_name, anchors, "before the model is wrapped")
-        anchor = anchors[short_name]
+        program = compiled.program
+        if short_name in program.groups:
+            return {
+                name: self._read(compiled, short_name, anchor_of_group(short_name, name))
+                for name in program.groups[short_name]
+            }
+        if short_name not in program.anchors:
+            raise unknown_anchor(
+                short_name, self._device.options.anchored_tensors, "before the model is wrapped"
+            )
+        return self._read(compiled, short_name, short_name)
+
+    def _read(self, compiled: CompiledModel, short_name: str, anchored: str) -> torch.Tensor:
+        """Return the values of one tensor of an anchor."""
+        anchor = compiled.program.anchors[anchored]
         executable = compiled.executable
         if anchor.period and executable.num_iterations < anchor.period:
             raise UsageAssertionError(
@@ -123,7 +163,7 @@ class Inspection:
                 return executable.read(anchor.tensor)
             return executable.read_kept(anchor.kept, anchor.tensor)
 
-    def anchor_axes(self, short_name: str) -> AnchorAxes:
+    def anchor_axes(self, short_name: str) -> Any:
         """Return the axes of what ``getAnchoredTensor`` returns for an anchor, outermost first.
 
         ``value.reshape(axes.sizes)`` gives the tensor these axes. ``All`` and ``EveryN`` have the
@@ -135,6 +175,9 @@ class Inspection:
         Args:
             short_name: The first argument of ``Options.anchorTensor``.
 
+        Returns:
+            The axes; for an anchor with a pattern a dict of the axes of each tensor, by its name.
+
         Raises:
             Error: The model is not compiled.
             UsageAssertionError: There is no such anchor.
@@ -142,15 +185,24 @@ class Inspection:
         if self._device.fitted_anchors is not None:
             return self._device.fitted_anchors.axes(short_name)
         compiled = self._device.require_compiled("anchor_axes")
-        anchors = compiled.program.anchors
-        if short_name not in anchors:
+        program = compiled.program
+        anchored = self._device.options.anchored_tensors
+        if short_name not in program.groups and short_name not in program.anchors:
             raise unknown_anchor(
-                short_name, anchors, "before the model is wrapped", method="anchor_axes"
+                short_name, anchored, "before the model is wrapped", method="anchor_axes"
             )
         options = self._device.options
         mode, period = OutputMode(options.output_mode), options.output_return_period
-        request = AnchorRequest.of(short_name, options.anchored_tensors[short_name], mode, period)
-        return axes_of_anchor(compiled, request, is_loop=self._is_loop)
+        request = AnchorRequest.of(short_name, anchored[short_name], mode, period)
+        if short_name not in program.groups:
+            return axes_of_anchor(compiled, request, is_loop=self._is_loop)
+        own = {
+            name: replace(request, short_name=anchor_of_group(short_name, name))
+            for name in program.groups[short_name]
+        }
+        return {
+            name: axes_of_anchor(compiled, one, is_loop=self._is_loop) for name, one in own.items()
+        }
 
     def compile_log(self) -> CompileLog:
         """Return the steps that compiled the model, in order, with the time of each.

@@ -57,7 +57,13 @@ class Queues:
         """The queues that the program feeds."""
         return [enqueue.queue for enqueue in self._enqueues.values()]
 
-    def connect(self, executable: _native.Executable, num_inputs: int, loop: LoopCounts) -> None:
+    def connect(
+        self,
+        executable: _native.Executable,
+        num_inputs: int,
+        loop: LoopCounts,
+        more: Sequence[_native.Outlet] = (),
+    ) -> None:
         """Connect a program that has been compiled.
 
         Args:
@@ -65,6 +71,7 @@ class Queues:
             num_inputs: The number of its inputs.
             loop: Says how many replicas it has; an element that it enqueues has the tensors of all
                 of them, along a first axis if there are several.
+            more: The queues that its observed version feeds besides.
 
         Raises:
             Error: A queue already has elements of another structure or shape, or is for another
@@ -85,7 +92,7 @@ class Queues:
         inlets = [infeed._native for infeed in self._infeeds]
         places = list(self._places) or [_native.InputPlace()] * num_inputs
         with _native.translated_errors():
-            executable.connect(outlets, inlets, places)
+            executable.connect([*outlets, *more], inlets, places)
 
     def running(self) -> Queues:
         """Return a scope that tells the queues that the program runs.

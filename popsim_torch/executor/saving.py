@@ -122,7 +122,7 @@ def build_stored(
     """
     try:
         with around_compilation():
-            return fit_to_host(
+            compiled = fit_to_host(
                 stored.program,
                 stored.run,
                 stored.call.spec(warned),
@@ -131,7 +131,10 @@ def build_stored(
                 CompileLog(Dump.from_environment("loaded")),
                 process=options.Distributed.processId,
                 num_processes=options.Distributed.numProcesses,
+                observations=options._observations,
             )
+            compiled.connect(None)
+            return compiled
     except Exception as error:  # a program from a file may contain errors that no check finds
         if isinstance(error, Error) and not isinstance(error, InternalError):
             raise

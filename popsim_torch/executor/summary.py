@@ -10,9 +10,9 @@ from torch import nn
 
 from popsim_torch.errors import UsageValueError
 from popsim_torch.executor.table import table
-from popsim_torch.executor.tensor_details import TensorDetails, tensor_details
-from popsim_torch.ir import Graph, Op, Phase, Program, Role, TensorKind, names
+from popsim_torch.ir import Graph, Op, Phase, Program, Role, TensorKind, names, tensor_infos
 from popsim_torch.passes.op_table import op_table
+from popsim_torch.tensors import TensorInfo
 
 __all__ = [
     "ModelSummary",
@@ -53,7 +53,7 @@ class ModuleSummary:
     path: str
     type_name: str
     depth: int
-    outputs: tuple[TensorDetails, ...]
+    outputs: tuple[TensorInfo, ...]
     parameters: int
     trainable: int
     parameter_bytes: int
@@ -136,7 +136,7 @@ def summarise_model(
                 path,
                 getattr(type(module), "_popsim_class", type(module)).__name__,
                 path.count(".") + 1 if path else 0,
-                tuple(tensor_details(program, outputs[path])),
+                tuple(tensor_infos(program, outputs[path])),
                 sum(one.numel() for one in parameters),
                 sum(one.numel() for one in parameters if one.requires_grad),
                 sum(one.numel() * one.element_size() for one in parameters),

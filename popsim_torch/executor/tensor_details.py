@@ -1,56 +1,34 @@
-"""The details that ``getTensorNames`` returns for the tensors of a program."""
+"""The table of tensors that ``getTensorNames`` and ``names`` return."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Literal, Protocol, overload
-
-import torch
 
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.executor.table import table
-from popsim_torch.ir import Phase, Program, Role, Tensor, names
+from popsim_torch.tensors import Select, TensorInfo
 
-__all__ = ["TensorDetails", "TensorNames", "TensorTable", "tensor_details"]
+__all__ = ["TensorNames", "TensorTable"]
 
-_OF_ROLE = {
-    Role.INPUT: "input",
-    Role.PARAMETER: "weight",
-    Role.BUFFER: "buffer",
-    Role.STATE: "optimizer state",
-    Role.ACCUMULATOR: "optimizer state",
-    Role.HYPER_PARAMETER: "hyper-parameter",
-}
-_UPDATED = {Role.PARAMETER: "updated weight", Role.BUFFER: "updated buffer"}
-_OF_PHASE = {Phase.BACKWARD: "backward", Phase.UPDATE: "update"}
+_HEADER = ("Name", "Shape", "Type", "Kind", "Bytes", "Stage", "Line")
+_OPTIONAL = ("Line", "Stage", "Bytes")
+"""Columns that a narrow table leaves out."""
 
 
-@dataclass(frozen=True)
-class TensorDetails:
-    """A tensor that can be anchored.
-
-    Attributes:
-        name: The second argument of ``Options.anchorTensor``.
-        shape: The shape of one micro-batch; None for a tensor that exists only if it is anchored.
-        dtype: The dtype on the device; None if ``shape`` is None.
-        phase: ``input``, ``weight``, ``buffer``, ``forward``, ``gradient``, ``updated weight``,
-            ``optimizer state``, ``hyper-parameter``. Rare ones are ``updated buffer``, ``backward``
-            (a value that the backward pass recomputes), ``update`` (a part of the update), ``if
-            anchored`` (a tensor without a shape).
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    dtype: torch.dtype | None
-    phase: str
-
-
-class TensorTable(list[TensorDetails]):
+class TensorTable(list[TensorInfo]):
     """A list of tensors that prints as a table."""
 
     def __str__(self) -> str:
-        return table(("Name", "Shape", "Type", "Phase"), [_cells(one) for one in self])
+        return _table([(one.name, *_cells(one)) for one in self])
+
+    def tree(self, width: int | None = None) -> str:
+        """Return the tensors as text: a line for each module, and below it its tensors.
+
+        Args:
+            width: The width of the text (characters); None for the width of the terminal.
+        """
+        return _table(list(_tree(self)), width)
 
 
 class TensorNames(Protocol):
@@ -58,44 +36,52 @@ class TensorNames(Protocol):
 
     @overload
     def __call__(
-        self, pattern: str | None = None, details: Literal[False] = False
+        self, pattern: Select | None = None, details: Literal[False] = False
     ) -> list[str]: ...
     @overload
-    def __call__(self, pattern: str | None = None, *, details: Literal[True]) -> TensorTable: ...
+    def __call__(self, pattern: Select | None = None, *, details: Literal[True]) -> TensorTable: ...
 
 
-def _cells(one: TensorDetails) -> tuple[str, str, str, str]:
+def _table(rows: list[tuple[str, ...]], width: int | None = None) -> str:
+    stages = [row[_HEADER.index("Stage")] for row in rows]
+    if not set(stages) - {"", "0"}:  # a model without stages
+        place = _HEADER.index("Stage")
+        rows = [(*row[:place], *row[place + 1 :]) for row in rows]
+        header = (*_HEADER[:place], *_HEADER[place + 1 :])
+        return table(header, rows, width, _OPTIONAL)
+    return table(_HEADER, rows, width, _OPTIONAL)
+
+
+def _cells(one: TensorInfo) -> tuple[str, ...]:
     shape = "-" if one.shape is None else str(one.shape)
-    return one.name, shape, "-" if one.dtype is None else dtype_name(one.dtype), one.phase
+    dtype = "-" if one.dtype is None else dtype_name(one.dtype)
+    size = "-" if one.bytes is None else f"{one.bytes:,}"
+    return shape, dtype, one.kind, size, str(one.stage), one.source
 
 
-def tensor_details(program: Program, wanted: Iterable[str]) -> TensorTable:
-    """Return the details of some tensors of a program.
-
-    Args:
-        program: The program that is the same on every machine.
-        wanted: Names of the tensors, from ``program.tensor_names()``.
-    """
-    graph = program.graph
-    phases = {i: op.phase for op in graph.ops for i in op.outputs}
-    found = TensorTable()
-    for name in wanted:
-        if name not in graph.names:
-            phase = "gradient" if names.is_gradient(name) else "if anchored"
-            found.append(TensorDetails(name, None, None, phase))
-            continue
-        tensor = graph.tensors[graph.names[name]]
-        phase = _phase(name, tensor, graph.root(tensor), phases)
-        found.append(TensorDetails(name, tensor.shape, tensor.dtype, phase))
-    return found
+def _tree(tensors: list[TensorInfo]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of a tree: tensors without a module first, then module after module."""
+    by_module: dict[str, list[TensorInfo]] = {}
+    for one in tensors:
+        parts = one.module.split(".") if one.module else []
+        for depth in range(len(parts) + 1):  # outer modules stand before their inner ones
+            by_module.setdefault(".".join(parts[:depth]), [])
+        by_module[one.module].append(one)
+    empty = ("",) * (len(_HEADER) - 1)
+    for path in _in_order(by_module):
+        depth = path.count(".") + 1 if path else 0
+        if path:
+            yield (f"{'  ' * (depth - 1)}{path.rpartition('.')[2]}", *empty)
+        for one in by_module[path]:
+            yield (f"{'  ' * depth}{one.name}", *_cells(one))
 
 
-def _phase(name: str, tensor: Tensor, root: Tensor, phases: dict[int, Phase]) -> str:
-    if names.is_gradient(name):
-        return "gradient"
-    if tensor.role == Role.UPDATED:
-        return _UPDATED.get(root.role, "optimizer state")
-    if tensor.role in _OF_ROLE:
-        return _OF_ROLE[tensor.role]
-    made = phases.get(tensor.id, phases.get(root.id, Phase.FORWARD))
-    return _OF_PHASE.get(made, "forward")
+def _in_order(modules: dict[str, list[TensorInfo]]) -> list[str]:
+    """Return the paths of modules, inner ones behind their module, otherwise as they came."""
+    rank = {path: number for number, path in enumerate(modules)}
+
+    def key(path: str) -> list[int]:
+        parts = path.split(".") if path else []
+        return [rank[".".join(parts[: depth + 1])] for depth in range(len(parts))]
+
+    return sorted(modules, key=key)

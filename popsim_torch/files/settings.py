@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from popsim_torch.enums import ConnectionType
+from popsim_torch.errors import Error
 from popsim_torch.files.parts import pack, unpack
 from popsim_torch.options import Options
+from popsim_torch.tensors import Selection, has_function
 
 __all__ = ["pack_options", "unpack_options"]
 
@@ -20,8 +22,16 @@ def pack_options(options: Options) -> dict[str, bytes]:
         options: The options in use.
 
     Raises:
-        Error: A value is not plain data; this is only possible for options unknown to popsim_torch.
+        Error: A value is not plain data: a function that selects tensors for an anchor, or an
+            option unknown to popsim_torch.
     """
+    for short_name, (long_name, *_) in options.anchored_tensors.items():
+        if isinstance(long_name, Selection) and has_function(long_name):
+            raise Error(
+                f"Options.anchorTensor({short_name!r}, ...) selects tensors with a function, and a "
+                "file can hold only data. Use a pattern or the selections of poptorch.tensors, or "
+                "compile the model anew without this anchor."
+            )
     return pack(_PART, _stored(options), "Options")
 
 

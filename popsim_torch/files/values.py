@@ -24,7 +24,7 @@ from typing import Any
 import numpy
 import torch
 
-from popsim_torch import enums, ir, optim, stages
+from popsim_torch import enums, ir, optim, stages, tensors
 from popsim_torch.anchors import AnchorRequest
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
@@ -42,6 +42,8 @@ RECORDS: dict[str, type[Any]] = {
         *(planning.AttributeRecord, planning.GroupSettings, planning.HyperParameter),
         *(planning.OptimizerSettings, plan.Accumulation, plan.OptimizerPlan, plan.ParameterUpdate),
         *(loss_scale.LossScaleRule, plan.Scalar, plan.State, plan.Term),
+        *(tensors.Glob, tensors.Named, tensors.Regex, tensors.AnyOf, tensors.AllOf, tensors.Not),
+        *(tensors.OfKind, tensors.OfModule, tensors.OfDtype, tensors.OfStage),
     )
 }
 """Dataclasses of which a file may have instances."""

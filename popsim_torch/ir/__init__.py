@@ -22,6 +22,7 @@ from popsim_torch.ir.program import (
     is_pipelined,
 )
 from popsim_torch.ir.schema import AttributeRule, Operand, OpInfo, OpTable
+from popsim_torch.ir.tensor_info import select_tensors, tensor_infos
 from popsim_torch.ir.text import ProgramText, program_text, to_text
 from popsim_torch.ir.uses import Uses, graphs, walk, walk_all
 
@@ -52,6 +53,8 @@ __all__ = [
     "graphs",
     "is_pipelined",
     "program_text",
+    "select_tensors",
+    "tensor_infos",
     "to_text",
     "walk",
     "walk_all",

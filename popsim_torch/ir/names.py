@@ -75,6 +75,23 @@ def is_gradient(name: str) -> bool:
     return name.startswith((_GRADIENT, "FinalReducedGradient"))
 
 
+def kind_of(name: str) -> tuple[str, str]:
+    """Return the kind of a tensor that is computed only if it is asked for, and its phase."""
+    if name.startswith(_GRADIENT):
+        return "gradient", "backward"
+    if is_gradient(name):
+        return "gradient", "update"
+    if name.startswith(f"Stashed{_SEPARATOR}"):
+        return "stashed", "forward"
+    if name.startswith(f"Restored{_SEPARATOR}"):
+        return "stashed", "backward"
+    if is_result(name):
+        return "activation", "forward"
+    if any(f"{_SEPARATOR}{of}{_SEPARATOR}" in name for of in ("specific", "default")):
+        return "hyper-parameter", "update"
+    return "update", "update"
+
+
 def scope_of(name: str) -> str:
     """Return the path of the modules that a tensor belongs to, ``layer1/0``; may be empty.
 
@@ -114,6 +131,11 @@ def gradient_key(parameter: str) -> str:
 def updated(name: str) -> str:
     """Return the name of a weight or state after its update."""
     return f"UpdatedVar{_SEPARATOR}{name}"
+
+
+def updated_parameter(name: str) -> str:
+    """Return the name of the weight of which ``updated`` made a name."""
+    return name.partition(_SEPARATOR)[2]
 
 
 def state(kind: str, parameter: str) -> str:
@@ -254,6 +276,13 @@ def spellings(name: str) -> tuple[str, ...]:
     if separator or not name.endswith(_GRADIENT_KEY):
         return found
     return (*found, *spellings(gradient(name.removesuffix(_GRADIENT_KEY))))
+
+
+def inside(name: str) -> str:
+    """Return a name without the prefix of a module ``model`` around the user's model."""
+    prefix, separator, tensor = name.rpartition(_SEPARATOR)
+    outer = _OUTER_SCOPE if ":" in tensor else _OLD_PREFIX
+    return f"{prefix}{separator}{tensor.removeprefix(outer)}"
 
 
 _RESERVED = (

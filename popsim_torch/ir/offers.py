@@ -6,13 +6,15 @@ is called only if the name is requested, so a program without requests has no su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from popsim_torch.anchors import AnchorRequest
 from popsim_torch.ir.graph import Graph, Tensor
 from popsim_torch.ir.names import spellings
+from popsim_torch.ir.selecting import find_name, may_take
+from popsim_torch.tensors import Selection
 
 __all__ = ["Offers", "find_name"]
 
@@ -32,11 +34,21 @@ class Offers:
     @cached_property
     def _asked(self) -> frozenset[str]:
         """The requested names, in every spelling."""
-        return frozenset(name for one in self.anchors for name in spellings(one.long_name))
+        asked = [one.long_name for one in self.anchors if isinstance(one.long_name, str)]
+        return frozenset(spelt for name in asked for spelt in spellings(name))
+
+    def asked_by_name(self, name: str) -> bool:
+        """Return whether a name is requested as it is, not by a pattern."""
+        return name in self._asked
 
     def asked(self, name: str) -> bool:
-        """Return whether a name is requested."""
-        return name in self._asked
+        """Return whether a name is requested, by itself or by a pattern."""
+        return name in self._asked or any(may_take(one, name) for one in self._patterns)
+
+    @cached_property
+    def _patterns(self) -> tuple[Selection, ...]:
+        found = (one.pattern for one in self.anchors)
+        return tuple(one for one in found if one is not None)
 
     def add(self, graph: Graph, name: str, make: Callable[[], Tensor]) -> Tensor | None:
         """Offer a tensor.
@@ -50,7 +62,7 @@ class Offers:
             The tensor; None if it is not requested.
         """
         self.names[name] = None
-        if name not in self._asked:
+        if not self.asked(name):
             return None
         tensor = make()
         graph.set_name(tensor, name)
@@ -59,9 +71,4 @@ class Offers:
     def of_body(self, body: Graph) -> dict[str, Tensor]:
         """Offer the named tensors of a body; return those that the op around it must return."""
         self.names.update(dict.fromkeys(body.names))
-        return {name: body.tensors[i] for name, i in body.names.items() if name in self._asked}
-
-
-def find_name(asked: str, known: Mapping[str, object]) -> str | None:
-    """Return the known name that a user's name stands for; None if there is none."""
-    return next((name for name in spellings(asked) if name in known), None)
+        return {name: body.tensors[i] for name, i in body.names.items() if self.asked(name)}

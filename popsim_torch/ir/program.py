@@ -103,7 +103,10 @@ class Program(Described):
         sources: Name of the node of the trace from which a tensor's op was lowered, by tensor id.
             Prints and anchors do not change these names.
         checkpoints: Ids of tensors (not of views) that are kept for the backward pass.
-        anchors: The place of each anchored tensor, by the anchor's short name.
+        anchors: The place of each anchored tensor, by the anchor's short name. The tensors of an
+            anchor with a pattern are here by the names that ``anchor_of_group`` gives.
+        groups: The tensors that the pattern of an anchor means: their names, by the anchor's short
+            name.
         offers: Names of the tensors that the program computes only if they are anchored.
     """
 
@@ -118,6 +121,7 @@ class Program(Described):
     sources: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
     anchors: dict[str, Anchor] = field(default_factory=dict)
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
     offers: Offers = field(default_factory=Offers)
 
     def __repr__(self) -> str:

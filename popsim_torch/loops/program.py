@@ -59,6 +59,7 @@ class DeviceLoopProgram:
         self._take(self._device.compile(request))
 
     getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))
+    names = exposed("_inspection", Inspection.names)
     getAnchoredTensor = exposed("_inspection", Inspection.getAnchoredTensor)
     anchor_axes = exposed("_inspection", Inspection.anchor_axes)
     schedule = exposed("_view", PipelineView.schedule)

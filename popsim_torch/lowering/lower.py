@@ -50,7 +50,7 @@ class _Lowering:
         self._needed = named.needed(
             node
             for name, node in named.by_name.items()
-            if name in updated or self._program.offers.asked(name)
+            if name in updated or self._program.offers.asked_by_name(name)
         )
         streams = named.streams(is_random)
         self._builder = Builder(self._program.graph, self._needed, streams, half_partials)

@@ -5,7 +5,6 @@ from popsim_torch.observe.filters import Glob, process_filters
 from popsim_torch.observe.layers import MaybeOutfeed, Outfeed
 from popsim_torch.observe.optimizer import OutfeedOptimizer, gradient_names
 from popsim_torch.observe.queue import MaybeOutfeedQueue
-from popsim_torch.observe.sinks import SummaryBoard, SummaryFile
 from popsim_torch.observe.summary import (
     TensorSummary,
     epoch_title,
@@ -23,8 +22,6 @@ __all__ = [
     "Outfeed",
     "OutfeedCallback",
     "OutfeedOptimizer",
-    "SummaryBoard",
-    "SummaryFile",
     "TensorSummary",
     "epoch_title",
     "extended_table",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.feeds import OutfeedMode, OutfeedQueue
 from popsim_torch.observe.queue import MaybeOutfeedQueue
-from popsim_torch.observe.sinks import Sink
 from popsim_torch.observe.summary import (
     epoch_title,
     extended_table,
@@ -19,7 +18,20 @@ from popsim_torch.observe.summary import (
     summary_table,
 )
 
-__all__ = ["OutfeedCallback"]
+__all__ = ["OutfeedCallback", "Sink"]
+
+
+class Sink(Protocol):
+    """An object to which an ``OutfeedCallback`` can pass its tensors."""
+
+    def write(self, name: str, epoch: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Write the tensors of an epoch.
+
+        Args:
+            name: Headline of the callback.
+            epoch: The epoch, counted from 1.
+            tensors: The tensors by key.
+        """
 
 
 class OutfeedCallback:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from popsim_torch.errors import UsageTypeError, closest_names, example_names
+from popsim_torch.tensors import Glob
 
 __all__ = ["Filter", "Filters", "Glob", "process_filters"]
-
-
-@dataclass(frozen=True)
-class Glob:
-    """A filter for keys that match a pattern as a whole, such as ``Glob("fc?.*_grad")``.
-
-    ``*`` stands for any characters, ``?`` for one, ``[abc]`` for one of the listed characters;
-    upper and lower case differ.
-    """
-
-    pattern: str
-    """The pattern that a key has to match."""
 
 
 Filter: TypeAlias = str | Glob | re.Pattern[str]
@@ -90,7 +77,7 @@ def _matches(one: Filter, key: str) -> bool:
     if isinstance(one, str):
         return one in key
     if isinstance(one, Glob):
-        return fnmatch.fnmatchcase(key, one.pattern)
+        return one.matches(key)
     return one.search(key) is not None
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 
 __all__ = ["Record", "RecordSink"]
 

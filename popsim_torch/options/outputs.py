@@ -6,8 +6,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from popsim_torch.enums import OutputMode
-from popsim_torch.errors import UsageAttributeError, UsageTypeError
-from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum
+from popsim_torch.errors import (
+    UsageAssertionError,
+    UsageAttributeError,
+    UsageTypeError,
+    UsageValueError,
+)
+from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum, shown
+from popsim_torch.tensors import Select, Selection, as_selection
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -56,7 +62,7 @@ class OutputOptions(OptionsGroup):
     def anchorTensor(
         self,
         short_name: str,
-        long_name: str,
+        long_name: Select,
         output_mode: OutputMode | None = None,
         output_return_period: int | None = None,
         *,
@@ -73,7 +79,12 @@ class OutputOptions(OptionsGroup):
         Args:
             short_name: The name for ``getAnchoredTensor``. The same name again replaces the
                 request.
-            long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``.
+            long_name: The name of the tensor in the graph, one of ``model.getTensorNames()``. Or a
+                pattern for several tensors, or any other selection (see ``poptorch.tensors``): then
+                ``getAnchoredTensor`` returns a dict of tensors by name, also if only one matches. A
+                string with ``*``, ``?`` or ``[`` is a pattern if no tensor has this name. If
+                nothing matches, there is a warning when the model is compiled, and the dict is
+                empty.
             output_mode: Which micro-batches to return; the model's mode and period if None.
             output_return_period: The period of ``EveryN`` (device iterations). A period up to
                 ``deviceIterations`` is counted in each call, a longer one across calls. Other modes
@@ -88,13 +99,13 @@ class OutputOptions(OptionsGroup):
             UsageTypeError: Both spellings of one argument are given.
             UsageAttributeError: A model was wrapped with these options, or they belong to a model
                 that is already compiled.
-            UsageAssertionError: A name is not a string, the mode is not an ``OutputMode``, or the
+            UsageAssertionError: The short name is not a string, the long name is neither a name nor
+                a selection (or an empty list), the mode is not an ``OutputMode``, or the
                 period of ``EveryN`` is missing or not positive.
         """
-        call = f"Options.anchorTensor({short_name!r}, {long_name!r})"
-        require(
-            isinstance(short_name, str) and isinstance(long_name, str), f"{call}: pass strings."
-        )
+        call = f"Options.anchorTensor({short_name!r}, {shown(long_name)})"
+        require(isinstance(short_name, str), f"{call}: the short name has to be a string.")
+        what = long_name if isinstance(long_name, str) else _checked_selection(call, long_name)
         if self._why_no_anchors:
             raise UsageAttributeError(f"{call}: {self._why_no_anchors}")
         mode = _one_of(call, "mode", output_mode, anchor_mode)
@@ -104,12 +115,20 @@ class OutputOptions(OptionsGroup):
         uses_default = mode is None or mode == OutputMode.Default
         mode = OutputMode.Default if uses_default else mode
         self.anchored_tensors[short_name] = [
-            long_name,
+            what,
             uses_default,
             int(mode),
             _checked_period(call, mode, period),
         ]
         return self
+
+
+def _checked_selection(call: str, select: object) -> Selection:
+    """Return the selection of an anchor with a pattern."""
+    try:
+        return as_selection(call, select)
+    except (UsageTypeError, UsageValueError) as error:
+        raise UsageAssertionError(error.message) from None
 
 
 def _one_of(call: str, name: str, output: Any, anchor: Any) -> Any:

@@ -21,11 +21,12 @@ from popsim_torch.ir import (
     Role,
     Tensor,
     TensorKind,
-    Uses,
     names,
 )
 from popsim_torch.ir.map_code import MapCode
-from popsim_torch.ir.offers import find_name
+from popsim_torch.ir.selecting import find_name
+from popsim_torch.passes.anchor_patterns import expand_patterns
+from popsim_torch.passes.places import Place, Places
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def add_returns(program: Program, request: ReturnRequest) -> None:
         returns.add_output(tensors[tensor_id], request.output_mode, request.output_period)
     for tensor_id in program.changed_inputs.values():
         returns.add_output(tensors[tensor_id], OutputMode.All, 1)
-    for anchor in program.offers.anchors:
+    for anchor in expand_patterns(program):
         returns.add_anchor(anchor)
     returns.finish()
 
@@ -80,23 +81,23 @@ class _Returns:
         self._graph: Graph = program.graph
         self._loop = request.loop
         self._pipelined = request.pipelined
+        self._places = Places(program)
         self._behind: dict[int, list[Op]] = defaultdict(list)
         self._num_returns = 0
         # Index of the return that holds an anchor's copy.
-        self._kept: dict[tuple[int, tuple[int, Phase, int], OutputMode, int], int] = {}
+        self._kept: dict[tuple[int, Place, OutputMode, int], int] = {}
         # Tensors that are read from their own memory.
         self._staying: set[int] = set()
-        self._uses = Uses(self._graph)
+        self._uses = self._places.uses
         # The last iteration of a loop that a condition ends is not known in advance.
         self._ends_by_value = any(op.kind == "repeat_while" for op in self._graph.ops)
-        self._num_setup = sum(op.phase == Phase.SETUP for op in self._graph.ops)
 
     def add_output(self, tensor: Tensor, mode: OutputMode, period: int) -> None:
         """Return a tensor from every run, as forward left it; once, if it is always the same."""
         if self._is_constant(tensor):
             mode, period = OutputMode.Final, 1
         self._count(mode, period, "Options.outputMode", any_period=False)
-        self._add(tensor, mode, period, self._in_forward(tensor), False)
+        self._add(tensor, mode, period, self._places.in_forward(tensor), False)
 
     def add_anchor(self, request: AnchorRequest) -> None:
         """Keep a tensor's values of each run until they are read."""
@@ -104,8 +105,7 @@ class _Returns:
         tensor = graph.tensors[graph.names[name]]
         mode, period = request.output_mode, request.period
         where = f"Options.anchorTensor('{request.short_name}')"
-        is_state = tensor.role == Role.UPDATED or self._is_state(name)
-        place = self._complete(tensor) if is_state else self._in_forward(tensor)
+        place = self._places.of_value(name, tensor)
         if tensor.role == Role.ACCUMULATOR and request.output_mode == OutputMode.Final:
             place = self._after_update(tensor, place)
         count = self._count(mode, period, where, any_period=True)
@@ -133,11 +133,12 @@ class _Returns:
         )
 
     def _anchored_name(self, anchor: AnchorRequest) -> str:
-        known = self._graph.names
-        found = find_name(anchor.long_name, known)
+        known, asked = self._graph.names, anchor.long_name
+        assert isinstance(asked, str)  # patterns are expanded
+        found = find_name(asked, known)
         if found is not None:
             return found
-        offered = find_name(anchor.long_name, self._program.offers.names)
+        offered = find_name(asked, self._program.offers.names)
         if offered is not None:
             raise Error(
                 f"Options.anchorTensor: '{offered}' is in the body of a loop that makes no "
@@ -146,16 +147,16 @@ class _Returns:
                 "loop."
             )
         everything = self._program.tensor_names()
-        closest = closest_names(anchor.long_name, everything)
+        closest = closest_names(asked, everything)
         raise Error(
-            f"Options.anchorTensor: no tensor named '{anchor.long_name}' among the "
+            f"Options.anchorTensor: no tensor named '{asked}' among the "
             f"{len(everything)} "
             f"tensors of this graph (Anchor tensor not in Ir Tensors)."
-            f"{names.why_missing(anchor.long_name)} "
+            f"{names.why_missing(asked)} "
             + (
                 f"Closest names: {', '.join(map(repr, closest))}. "
                 if closest
-                else _examples(anchor.long_name, known)
+                else _examples(asked, known)
             )
             + "Compile without the anchor and call model.getTensorNames() to list them all."
         )
@@ -198,21 +199,12 @@ class _Returns:
             ops.extend(self._behind.pop(position, []))
         self._graph.ops = ops
 
-    def _is_state(self, name: str) -> bool:
-        """Return whether a name is that of a state between runs, as the latest op left it.
-
-        A weight is the value that the micro-batch used: the updated weight has another name.
-        """
-        program = self._program
-        kept = (program.buffers, program.states, program.scalars)
-        return any(name in known for known in kept)
-
     def _add(
         self,
         tensor: Tensor,
         mode: OutputMode,
         period: int,
-        place: tuple[int, Phase, int],
+        place: Place,
         keep: bool,
     ) -> None:
         position, phase, stage = place
@@ -249,33 +241,7 @@ class _Returns:
         )
         return num_returned(mode, period, *counts, any_period=any_period, where=where)
 
-    def _in_forward(self, tensor: Tensor) -> tuple[int, Phase, int]:
-        """Return the place where forward reads a tensor: for a variable before any change."""
-        writers = self._uses.writers(tensor.id)
-        producer = next((op for op in reversed(writers) if tensor.id in op.outputs), None)
-        if producer is not None and producer.phase != Phase.SETUP:
-            return self._uses.position(producer), producer.phase, producer.stage
-        position, phase, stage = self._complete(tensor)
-        if self._graph.root(tensor).kind != TensorKind.VARIABLE or not writers:
-            return position, phase, stage
-        if phase != Phase.FORWARD:
-            return self._last_setup(), Phase.FORWARD, 0
-        return position - 1, phase, stage
-
-    def _complete(self, tensor: Tensor) -> tuple[int, Phase, int]:
-        """Return the op after which a tensor is complete, with its phase and stage."""
-        writers = self._uses.writers(tensor.id)
-        if not writers or writers[-1].phase == Phase.SETUP:
-            return self._last_setup(), Phase.FORWARD, 0
-        last = writers[-1]
-        return self._uses.position(last), last.phase, last.stage
-
-    def _last_setup(self) -> int:
-        return self._num_setup - 1
-
-    def _after_update(
-        self, accumulator: Tensor, place: tuple[int, Phase, int]
-    ) -> tuple[int, Phase, int]:
+    def _after_update(self, accumulator: Tensor, place: Place) -> Place:
         """Clear an accumulator after its update, as at the start of a device iteration.
 
         An accumulator with the running mean is not cleared; ``place`` is where it is complete.
@@ -295,16 +261,15 @@ class _Returns:
 
 def _of_unknown_iterations(anchor: AnchorRequest) -> str:
     """Return the error message for an anchor in a loop that a condition ends."""
-    call = f"Options.anchorTensor('{anchor.short_name}', '{anchor.long_name}')"
     what = (
         "this tensor's value of the last iteration would not be kept"
         if anchor.output_mode == OutputMode.Final
         else f"there is no fixed number of values for OutputMode.{anchor.output_mode.name}"
     )
     return (
-        f"{call}: the number of iterations of a while_loop is not known in advance, so {what}. "
-        "Enqueue the tensor in the body, to a poptorch.OutfeedQueue; or carry it (or its sum) "
-        "through the loop."
+        f"{anchor.call}: the number of iterations of a while_loop is not known in advance, so "
+        f"{what}. Enqueue the tensor in the body, to a poptorch.OutfeedQueue; or carry it (or its "
+        "sum) through the loop."
     )
 
 

@@ -8,7 +8,7 @@ import zlib
 import numpy
 import torch
 
-from popsim_torch.observe.statistics import MOST_SAMPLES, MOST_TOP, HistogramCounts
+from popsim_torch.statistics import MOST_SAMPLES, MOST_TOP, HistogramCounts
 
 __all__ = [
     "bytes_of_histogram",

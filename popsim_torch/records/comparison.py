@@ -12,7 +12,6 @@ import torch
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import Statistics
 from popsim_torch.records.difference import (
     Difference,
     FirstDifference,
@@ -29,6 +28,7 @@ from popsim_torch.records.equality import (
 from popsim_torch.records.pairs import pair_tensors
 from popsim_torch.records.reader import Run
 from popsim_torch.records.tensors import RecordedTensor
+from popsim_torch.statistics import Statistics
 
 __all__ = ["compare"]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.observe.statistics import Statistics
 from popsim_torch.records.tensors import RecordedTensor
+from popsim_torch.statistics import Statistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

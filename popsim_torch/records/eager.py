@@ -16,9 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.ir import names
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import Fingerprint, Moments, Request, Sample
 from popsim_torch.observe.summary import named_leaves
-from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.private_torch.tensors import version_of
 from popsim_torch.records.tensors import (
     FURTHER_OUTPUT,
@@ -27,6 +25,7 @@ from popsim_torch.records.tensors import (
     RecordedTensor,
 )
 from popsim_torch.records.writer import RunWriter
+from popsim_torch.statistics import Fingerprint, Moments, Request, Sample, statistics_of
 
 __all__ = ["eager_record"]
 

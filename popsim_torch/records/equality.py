@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics import Statistics
 
 __all__ = ["Outcome", "default_tolerance", "narrower", "norm_difference", "same", "ulp_distance"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import Statistics
 from popsim_torch.records import blobs
+from popsim_torch.statistics import Statistics
 
 __all__ = [
     "APPLICATION_ID",

@@ -10,7 +10,7 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
-from popsim_torch.errors import Error
+from popsim_torch.errors import Error, NoLossError
 from popsim_torch.trace.graph.traced_tensors import find_node
 
 _LOSS_NAMES = (
@@ -113,11 +113,12 @@ def find_final_loss(
         left_out: Arguments of forward that are None: forward may need them to compute a loss.
 
     Raises:
-        Error: There is no loss, there are several, or it is not a scalar.
+        NoLossError: There is no loss.
+        Error: There are several, or it is not a scalar.
     """
     if not losses:
         given = " and ".join(f"{name}=None" for name in left_out)
-        raise Error(
+        raise NoLossError(
             "trainingModel: Couldn't find a loss in graph. "
             + (f"forward was called with {given}: were the labels left out? " if given else "")
             + "A training model's forward has to call "

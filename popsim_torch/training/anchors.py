@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import torch
+from typing import Any
 
 from popsim_torch.anchors import unknown_anchor
 from popsim_torch.errors import UsageAssertionError
-from popsim_torch.executor.anchor_axes import AnchorAxes, RecordedAnchors
+from popsim_torch.executor.anchor_axes import RecordedAnchors
 from popsim_torch.loops import Function
 
 __all__ = ["FittedAnchors"]
@@ -25,11 +24,11 @@ class FittedAnchors(RecordedAnchors):
     def __init__(self, function: Function, names: list[str]) -> None:
         self._function: Function | None = function
         self._names = names
-        self._kept: dict[str, torch.Tensor | UsageAssertionError] = {}
-        self._kept_axes: dict[str, AnchorAxes] = {}
+        self._kept: dict[str, Any] = {}
+        self._kept_axes: dict[str, Any] = {}
 
-    def __getitem__(self, short_name: str) -> torch.Tensor:
-        """Return an anchored tensor.
+    def __getitem__(self, short_name: str) -> Any:
+        """Return an anchored tensor, or for an anchor with a pattern its tensors by name.
 
         Raises:
             UsageAssertionError: The anchor does not exist, or has no value.
@@ -39,6 +38,8 @@ class FittedAnchors(RecordedAnchors):
         found = self._read(short_name) if self._function is not None else self._kept[short_name]
         if isinstance(found, UsageAssertionError):
             raise found
+        if isinstance(found, dict):
+            return {name: tensor.clone() for name, tensor in found.items()}
         return found.clone()
 
     def __iter__(self) -> Iterator[str]:
@@ -53,8 +54,8 @@ class FittedAnchors(RecordedAnchors):
         """Whether the anchor exists, with a value or without."""
         return short_name in self._names
 
-    def axes(self, short_name: str) -> AnchorAxes:
-        """Return the axes of an anchored tensor.
+    def axes(self, short_name: str) -> Any:
+        """Return the axes of an anchored tensor, as ``executor.anchor_axes`` does.
 
         Raises:
             UsageAssertionError: The anchor does not exist.
@@ -63,7 +64,9 @@ class FittedAnchors(RecordedAnchors):
             raise unknown_anchor(
                 short_name, self._names, "in the options that are passed", method="anchor_axes"
             )
-        return self._kept_axes.get(short_name) or self._read_axes(short_name)
+        if short_name in self._kept_axes:
+            return self._kept_axes[short_name]
+        return self._read_axes(short_name)
 
     def keep(self) -> None:
         """Read all anchors before the program ends, and keep their values."""
@@ -72,14 +75,14 @@ class FittedAnchors(RecordedAnchors):
             self._kept_axes = {name: self._read_axes(name) for name in self._names}
         self._function = None
 
-    def _read_axes(self, short_name: str) -> AnchorAxes:
+    def _read_axes(self, short_name: str) -> Any:
         programs = [] if self._function is None else self._function.programs
         for program in programs:
             return program.anchor_axes(short_name)
         raise UsageAssertionError(f"anchor_axes: '{short_name}' has no axes: nothing has run.")
 
-    def _read(self, short_name: str) -> torch.Tensor | UsageAssertionError:
-        """Return an anchored tensor, or the error if there is none."""
+    def _read(self, short_name: str) -> Any:
+        """Return what an anchor recorded, or the error if there is nothing."""
         programs = [] if self._function is None else self._function.programs
         try:
             for program in programs:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import torch
+from typing import Any
 
 __all__ = ["EpochRecord", "History"]
 
@@ -51,11 +50,11 @@ class History:
     Attributes:
         epochs: One record for each epoch.
         anchors: The values that each anchor of the options recorded in the latest run of the
-            device, by short name.
+            device, by short name; of an anchor with a pattern a dict of its tensors by name.
     """
 
     epochs: list[EpochRecord] = field(default_factory=list)
-    anchors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    anchors: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> list[float]:
         """Return the means of the loss or of a metric, one for each epoch."""

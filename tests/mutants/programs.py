@@ -16,7 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.executor import compile as compile_path
-from popsim_torch.ir import LoopCounts, Program
+from popsim_torch.ir import LoopCounts, Phase, Program, TensorKind
+from popsim_torch.observe.statistics import Counts, Histogram, Moments, Sample, TopK
+from popsim_torch.observe.vectors import length_of
 from tests.custom_ops import split
 
 
@@ -449,6 +451,26 @@ def feeds() -> Compiled:
     return Compiled(program, loop, options["training"], options["schedule"])
 
 
+def observed() -> Compiled:
+    """Statistics of weights, and of what a model computes."""
+    body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    good = compiled(poptorch.inferenceModel(body, _options()), torch.randn(5, 4))
+    graph = good.program.graph
+    asked = {"moments": True, "counts": True, "histogram": 1, "top": 3, "samples": 4}
+    written = [graph.tensors[i] for op in graph.ops for i in op.outputs]
+    for tensor in [*graph.of_kind(TensorKind.VARIABLE), *written]:
+        attributes = {**asked, "fingerprint": tensor.kind == TensorKind.VALUE}
+        length = length_of([Moments(), Counts(), Histogram(1), TopK(3), Sample(4)], tensor.numel)
+        length += 2 * attributes["fingerprint"]
+        out = graph.add_tensor(TensorKind.VALUE, torch.float64, (length,))
+        graph.add_op(
+            *("statistics", [tensor], [out], attributes),
+            phase=Phase.FORWARD,
+            name=f"Statistics___{tensor.name}",
+        )
+    return good
+
+
 PROGRAMS: dict[str, Callable[[], Compiled]] = {
     program.__name__: program
     for program in (
@@ -466,6 +488,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
             host,
             processes,
             feeds,
+            observed,
         ),
     )
 }

@@ -50,6 +50,8 @@ Trainer().run(3)  # error: arg-type
 Trainer().run(torch.ones(1), 2)  # error: call-arg
 poptorch.function(options=3)  # error: call-overload
 poptorch.Options().deviceIterations("4")  # error: arg-type
+poptorch.Options().anchorTensor("all", 3)  # error: arg-type
+poptorch.tensors.gradients() & 3  # error: operator
 poptorch.Options().outputMode("All")  # error: arg-type
 poptorch.Options().deviceIteration(4)  # error: attr-defined
 mode = poptorch.OutputMode.Al  # error: attr-defined

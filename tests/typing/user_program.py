@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import popsim_torch as poptorch
+from popsim_torch.observe.record import Record, RecordSink
 
 Tensor = torch.Tensor
 
@@ -161,6 +163,21 @@ def observe(model: Net) -> poptorch.History:
     return history
 
 
+def show_records(records: list[Record]) -> list[poptorch.Alarm]:
+    """Send records to every sink, and draw them."""
+    sinks: list[RecordSink] = [
+        poptorch.SummaryFile("records.jsonl"),
+        poptorch.LiveTerminal("Gradient___*", statistic="std"),
+        poptorch.HtmlPage("run.html", seconds=60),
+    ]
+    for sink in sinks:
+        sink.write_records(records)
+        sink.close()
+    poptorch.write_page("two.html", records, other=records, labels=("before", "after"))
+    poptorch.histogram_over_time(records, "loss").savefig("loss.png")
+    return poptorch.find_alarms(records)
+
+
 def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
     """Train with everything that fit brings, and look at the model."""
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
@@ -176,7 +193,15 @@ def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
     summary: poptorch.ModelSummary = poptorch.summary(model, torch.randn(8, 3))
     module: poptorch.ModuleSummary = summary.rows[0]
     executor = poptorch.trainingModel(model, optimizer=optimizer)
-    details: poptorch.TensorDetails = executor.getTensorNames("Gradient___*", details=True)[0]
+    details: poptorch.TensorInfo = executor.getTensorNames("Gradient___*", details=True)[0]
+    chosen: poptorch.tensors.Selection = poptorch.tensors.gradients() & "*.weight"
+    large = chosen | (lambda tensor: tensor.dtype == torch.float16)
+    found: list[poptorch.TensorInfo] = executor.names([large, "fc.*", re.compile("Gemm")])
+    assert executor.names(lambda tensor: tensor.stage > 0) == found
+    poptorch.Options().anchorTensor("all", large).anchorTensor("some", ["a", "b*"])
+    measures: poptorch.testing.TrainingMeasures
+    measures = poptorch.testing.assert_trains(model, batches, optimizer=optimizer, frozen="back.*")
+    assert measures.losses[-1] < measures.losses[0]
     return f"{module.path} {details.name}"
 
 

@@ -130,8 +130,12 @@ def test_anchor_mode_must_be_the_enum(opts):
 
 
 def test_anchor_names_must_be_strings(opts):
-    with pytest.raises(UsageAssertionError, match="pass strings"):
+    with pytest.raises(UsageAssertionError, match="the short name has to be a string"):
+        opts.anchorTensor(3, "fc.weight")
+    with pytest.raises(UsageAssertionError, match=r"a int selects no tensors\. Pass a name"):
         opts.anchorTensor("w", 3)
+    with pytest.raises(UsageAssertionError, match="an empty list selects nothing"):
+        opts.anchorTensor("w", [])
 
 
 # Other supported settings

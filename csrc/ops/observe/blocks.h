@@ -12,6 +12,13 @@ namespace popsim::ops::observe {
 // A block stays in the first-level cache while several functions read it.
 inline constexpr int64_t kBlock = 2048;
 
+// Asks for the memory that is a block farther on. What reads a block from the
+// cache asks for the next one meanwhile, so computing and loading overlap.
+template <typename T>
+inline void prefetch_next_block(const T* values) {
+  __builtin_prefetch(values + kBlock);
+}
+
 struct Block {
   int64_t first = 0;  // position of its first value
   int64_t count = 0;

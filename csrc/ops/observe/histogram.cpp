@@ -3,14 +3,16 @@
 #include <algorithm>
 #include <bit>
 
+#include "ops/observe/blocks.h"
+
 namespace popsim::ops::observe {
 namespace {
 
-constexpr int64_t kFewValues = 4096;
+constexpr int64_t kRun = 16;  // the values of a cache line
 
-int64_t num_copies_for(int64_t mantissa_bits, int64_t num_values) {
-  if (num_values < kFewValues) return 1;
-  return mantissa_bits < 2 ? 4 : 2;  // at most 32 KB
+// Copies have to be cleared and added up.
+int64_t num_copies_for(int64_t num_bins, int64_t num_values) {
+  return num_values >= 8 * num_bins ? 4 : num_values >= 2 * num_bins ? 2 : 1;
 }
 
 template <size_t kCopies>
@@ -20,10 +22,11 @@ void count_values(const float* values, int64_t count, int shift, uint32_t* bins,
     return static_cast<size_t>(std::bit_cast<uint32_t>(values[i]) >> shift);
   };
   int64_t i = 0;
-  for (; i + static_cast<int64_t>(kCopies) <= count; i += kCopies) {
-#pragma GCC unroll 4
-    for (size_t copy = 0; copy < kCopies; ++copy) {
-      ++bins[copy * num_bins + bin(i + static_cast<int64_t>(copy))];
+  for (; i + kRun <= count; i += kRun) {
+    prefetch_next_block(values + i);
+#pragma GCC unroll 16
+    for (int64_t j = 0; j < kRun; ++j) {
+      ++bins[static_cast<size_t>(j) % kCopies * num_bins + bin(i + j)];
     }
   }
   for (; i < count; ++i) ++bins[bin(i)];
@@ -33,7 +36,7 @@ void count_values(const float* values, int64_t count, int shift, uint32_t* bins,
 
 Bins::Bins(int64_t mantissa_bits, int64_t num_values)
     : mantissa_bits_(mantissa_bits),
-      num_copies_(num_copies_for(mantissa_bits, num_values)),
+      num_copies_(num_copies_for(int64_t{512} << mantissa_bits, num_values)),
       counts_(static_cast<size_t>(num_copies_) << (9 + mantissa_bits)) {}
 
 void Bins::clear() { std::ranges::fill(counts_, 0); }
@@ -51,14 +54,18 @@ void Bins::add(const float* values, int64_t count) {
   }
 }
 
+void Bins::fold() {
+  const size_t num_bins = size_t{512} << mantissa_bits_;
+  for (size_t copy = num_bins; copy < counts_.size(); copy += num_bins) {
+    for (size_t i = 0; i < num_bins; ++i) counts_[i] += counts_[copy + i];
+  }
+}
+
 void Bins::add_to(double* negative, double* positive) const {
   const size_t half = size_t{256} << mantissa_bits_;
-  for (size_t copy = 0; copy < static_cast<size_t>(num_copies_); ++copy) {
-    const uint32_t* counts = counts_.data() + 2 * half * copy;
-    for (size_t i = 0; i < half; ++i) {
-      positive[i] += static_cast<double>(counts[i]);
-      negative[i] += static_cast<double>(counts[half + i]);
-    }
+  for (size_t i = 0; i < half; ++i) {
+    positive[i] += static_cast<double>(counts_[i]);
+    negative[i] += static_cast<double>(counts_[half + i]);
   }
 }
 

@@ -16,7 +16,9 @@ class Bins {
 
   void clear();
   void add(const float* values, int64_t count);
-  // Adds up the copies, and adds the sums to `positive`, then `negative` ones.
+  // Adds up the copies; no more values come.
+  void fold();
+  // Adds the counts, after fold().
   void add_to(double* negative, double* positive) const;
 
  private:

@@ -26,7 +26,8 @@ struct Moments {
   void add(const Moments& other);
 };
 
-// The moments of finite numbers, at most a block of them.
+// The moments of finite numbers, at most a block of them. If a number is not
+// finite, neither is the sum of squares, and the others mean nothing.
 [[nodiscard]] Moments moments_of(const float* values, int64_t count);
 [[nodiscard]] Moments moments_of(const double* values, int64_t count);
 

@@ -6,38 +6,38 @@ namespace popsim::ops::observe {
 namespace {
 
 // From 65520 on, numbers are rounded to infinity in float16; up to 2^-25, to 0.
-constexpr uint32_t kHalfOverflow = 0x477ff000;
-constexpr uint32_t kHalfUnderflow = 0x33000000;
+constexpr int32_t kHalfOverflow = 0x477ff000;
+constexpr int32_t kHalfUnderflow = 0x33000000;
 
 }  // namespace
 
-uint32_t largest_magnitude(const float* values, int64_t count) {
-  uint32_t largest = 0;
+int32_t largest_magnitude(const float* values, int64_t count) {
+  int32_t largest = 0;
   for (int64_t i = 0; i < count; ++i) {
     largest = std::max(largest, magnitude_bits(values[i]));
   }
   return largest;
 }
 
-SizeCounter::SizeCounter(uint32_t smallest_normal)
+SizeCounter::SizeCounter(int32_t smallest_normal)
     : smallest_normal_(smallest_normal),
       small_(std::max(smallest_normal, kHalfUnderflow + 1)) {}
 
-void SizeCounter::count(const float* values, int64_t count, uint32_t largest,
+void SizeCounter::count(const float* values, int64_t count, int32_t largest,
                         SizeCounts& counts) const {
-  uint32_t zeros = 0;
-  uint32_t small = 0;
+  int32_t zeros = 0;
+  int32_t small = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = magnitude_bits(values[i]);
+    const int32_t bits = magnitude_bits(values[i]);
     zeros += bits == 0 ? 1 : 0;
     small += bits < small_ ? 1 : 0;
   }
   counts.zeros += zeros;
   if (small != zeros) {
-    uint32_t subnormals = 0;
-    uint32_t underflows = 0;
+    int32_t subnormals = 0;
+    int32_t underflows = 0;
     for (int64_t i = 0; i < count; ++i) {
-      const uint32_t bits = magnitude_bits(values[i]);
+      const int32_t bits = magnitude_bits(values[i]);
       subnormals += bits < smallest_normal_ ? 1 : 0;
       underflows += bits <= kHalfUnderflow ? 1 : 0;
     }

@@ -7,14 +7,15 @@
 
 namespace popsim::ops::observe {
 
-inline constexpr uint32_t kInfinityBits = 0x7f800000;
+inline constexpr int32_t kInfinityBits = 0x7f800000;
 
-[[nodiscard]] inline uint32_t magnitude_bits(float value) {
-  return std::bit_cast<uint32_t>(value) & 0x7fffffff;
+// Signed, since these are what vectors of all processors compare.
+[[nodiscard]] inline int32_t magnitude_bits(float value) {
+  return std::bit_cast<int32_t>(value) & 0x7fffffff;
 }
 
 // The largest magnitude, as bits; above kInfinityBits if a value is NaN.
-[[nodiscard]] uint32_t largest_magnitude(const float* values, int64_t count);
+[[nodiscard]] int32_t largest_magnitude(const float* values, int64_t count);
 
 struct SizeCounts {
   int64_t zeros = 0;
@@ -27,15 +28,15 @@ struct SizeCounts {
 class SizeCounter {
  public:
   // `smallest_normal`: bits of the smallest normal number of the dtype.
-  explicit SizeCounter(uint32_t smallest_normal);
+  explicit SizeCounter(int32_t smallest_normal);
 
   // `largest`: largest_magnitude() of the values.
-  void count(const float* values, int64_t count, uint32_t largest,
+  void count(const float* values, int64_t count, int32_t largest,
              SizeCounts& counts) const;
 
  private:
-  uint32_t smallest_normal_;
-  uint32_t small_;  // from here on values count as neither of the small ones
+  int32_t smallest_normal_;
+  int32_t small_;  // from here on values count as neither of the small ones
 };
 
 // Writes the finite values to `out` and returns how many there are; counts the

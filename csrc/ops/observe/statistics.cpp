@@ -28,7 +28,7 @@ constexpr int64_t kValueCost = 2;
 constexpr int64_t kMostValues = int64_t{1} << 35;
 static_assert(kMostValues / threads::Tasks::kMax < (int64_t{1} << 32));
 
-uint32_t smallest_normal(DType dtype) {
+int32_t smallest_normal(DType dtype) {
   return dtype == DType::kFloat16 ? 0x38800000 : 0x00800000;
 }
 
@@ -89,13 +89,15 @@ class Statistics final : public Kernel {
         const int64_t count = std::min(observe::kBlock, numel_ - first);
         add(reader_.read(context, first, count, part.memory), part);
       }
+      if (part.bins) part.bins->fold();
     });
     write(context, join());
   }
 
  private:
   void add(const Block& block, Part& part) const;
-  void add_moments(const Block& block, bool all_finite, Part& part) const;
+  int32_t add_floats(const Block& block, Part& part) const;
+  int32_t add_exact(const Block& block, Part& part) const;
   Part& join();
   void write(const RunContext& context, const Part& all) const;
   double* write_moments(const observe::Moments& moments, double* out) const;
@@ -111,9 +113,8 @@ class Statistics final : public Kernel {
 };
 
 void Statistics::add(const Block& block, Part& part) const {
-  const uint32_t largest =
-      observe::largest_magnitude(block.floats, block.count);
-  add_moments(block, largest < observe::kInfinityBits, part);
+  const int32_t largest =
+      block.exact != nullptr ? add_exact(block, part) : add_floats(block, part);
   if (requests_.counts) {
     counter_.count(block.floats, block.count, largest, part.sizes);
   }
@@ -122,28 +123,40 @@ void Statistics::add(const Block& block, Part& part) const {
   if (part.bins) part.bins->add(block.floats, block.count);
 }
 
-void Statistics::add_moments(const Block& block, bool all_finite,
-                             Part& part) const {
-  if (all_finite && !requests_.moments) return;
-  if (block.exact != nullptr) {
-    const double* values = block.exact;
-    int64_t count = block.count;
-    if (!all_finite) {
-      count = observe::take_finite(values, count, part.finite_exact.data(),
-                                   part.nans, part.infs);
-      values = part.finite_exact.data();
+// Counts what is not finite, and adds the moments of the rest. Returns the
+// largest magnitude. The moments know it, unless a value is not finite.
+int32_t Statistics::add_floats(const Block& block, Part& part) const {
+  if (requests_.moments) {
+    const observe::Moments moments =
+        observe::moments_of(block.floats, block.count);
+    if (std::isfinite(moments.squares)) {
+      part.moments.add(moments);
+      return std::max(
+          observe::magnitude_bits(static_cast<float>(moments.minimum)),
+          observe::magnitude_bits(static_cast<float>(moments.maximum)));
     }
-    if (requests_.moments) part.moments.add(observe::moments_of(values, count));
-    return;
   }
-  const float* values = block.floats;
+  const int32_t largest = observe::largest_magnitude(block.floats, block.count);
+  if (largest < observe::kInfinityBits) return largest;
+  float* finite = part.finite.data();
+  const int64_t count = observe::take_finite(block.floats, block.count, finite,
+                                             part.nans, part.infs);
+  if (requests_.moments) part.moments.add(observe::moments_of(finite, count));
+  return largest;
+}
+
+// The same of values that float32 rounds.
+int32_t Statistics::add_exact(const Block& block, Part& part) const {
+  const int32_t largest = observe::largest_magnitude(block.floats, block.count);
+  const double* values = block.exact;
   int64_t count = block.count;
-  if (!all_finite) {
-    count = observe::take_finite(values, count, part.finite.data(), part.nans,
-                                 part.infs);
-    values = part.finite.data();
+  if (largest >= observe::kInfinityBits) {
+    count = observe::take_finite(values, count, part.finite_exact.data(),
+                                 part.nans, part.infs);
+    values = part.finite_exact.data();
   }
   if (requests_.moments) part.moments.add(observe::moments_of(values, count));
+  return largest;
 }
 
 // Adds all parts but their bins to the first one.

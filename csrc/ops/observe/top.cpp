@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kTopRun = 64;
 
 // Whether the magnitude is larger, or one of the values is NaN.
-bool may_exceed(uint32_t magnitude, double limit) {
+bool may_exceed(int32_t magnitude, double limit) {
   return limit < 0.0 || magnitude > kInfinityBits ||
          static_cast<double>(std::bit_cast<float>(magnitude)) > limit;
 }
@@ -35,12 +35,12 @@ void Top::insert(double value, int64_t position) {
   *at = {value, position};
 }
 
-void Top::add(const Block& block, uint32_t largest) {
+void Top::add(const Block& block, int32_t largest) {
   if (block.exact != nullptr) return add_exact(block);
   if (!may_exceed(largest, limit())) return;
   for (int64_t begin = 0; begin < block.count; begin += kTopRun) {
     const int64_t end = std::min(begin + kTopRun, block.count);
-    const uint32_t most = largest_magnitude(block.floats + begin, end - begin);
+    const int32_t most = largest_magnitude(block.floats + begin, end - begin);
     if (may_exceed(most, limit())) add_floats(block, begin, end);
   }
 }

@@ -21,7 +21,7 @@ class Top {
 
   void clear() { size_ = 0; }
   // `largest`: largest_magnitude() of the block's floats.
-  void add(const Block& block, uint32_t largest);
+  void add(const Block& block, int32_t largest);
   // Adds the entries of later positions.
   void add(const Top& later);
 

@@ -9,7 +9,8 @@ import torch
 
 import popsim_torch as poptorch
 from popsim_torch.errors import UsageTypeError, UsageValueError
-from popsim_torch.observe import SummaryBoard, SummaryFile, summarise
+from popsim_torch.observe import summarise
+from popsim_torch.observe.sinks import SummaryBoard, SummaryFile
 
 DATA = {
     "fc.weight_grad": torch.arange(6.0).view(2, 3),

@@ -5,7 +5,8 @@ import math
 import torch
 
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import (
+from popsim_torch.records import RecordedTensor, RunWriter
+from popsim_torch.statistics import (
     Counts,
     Fingerprint,
     Histogram,
@@ -13,9 +14,8 @@ from popsim_torch.observe.statistics import (
     Moments,
     Sample,
     TopK,
+    statistics_of,
 )
-from popsim_torch.observe.vectors import statistics_of
-from popsim_torch.records import RecordedTensor, RunWriter
 
 ALL = (Moments(), Counts(), Histogram(1), TopK(3), Sample(4), Fingerprint())
 USUAL = (Moments(), Sample(16), Fingerprint())

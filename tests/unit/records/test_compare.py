@@ -9,12 +9,11 @@ import torch
 import popsim_torch as poptorch
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import Counts, Fingerprint, Moments, Sample, Statistics
-from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.records import RecordedTensor, Run, RunWriter, compare
 from popsim_torch.records.equality import ulp_distance
 from popsim_torch.records.pairs import pair_tensors
 from popsim_torch.records.tensors import FURTHER_OUTPUT, OUTPUT
+from popsim_torch.statistics import Counts, Fingerprint, Moments, Sample, Statistics, statistics_of
 from tests.unit.records.runs import described, write_run
 
 GEMM = "fc1/Gemm:0"

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import popsim_torch as poptorch
-from popsim_torch.observe.statistics import Histogram, Moments, TopK
 from popsim_torch.records import Run, RunWriter, compare
 from popsim_torch.records.schema import CREATE, INSERT_RECORD
+from popsim_torch.statistics import Histogram, Moments, TopK
 from tests.unit.records.runs import ALL, TENSORS, records_of_step, write_run
 
 ROOT = Path(__file__).parents[3]

@@ -9,11 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 import popsim_torch as poptorch
 from popsim_torch.errors import UsageTypeError
-from popsim_torch.observe.record import Record
-from popsim_torch.observe.statistics import Moments, Sample
-from popsim_torch.observe.vectors import statistics_of
-from popsim_torch.records import RecordedTensor, Run, RunWriter, compare, eager_record
+from popsim_torch.records import Run, compare, eager_record
 from popsim_torch.records.pairs import pair_tensors
+from popsim_torch.statistics import Moments, Sample
 from tests.unit.records.runs import USUAL
 
 LR = 0.1
@@ -88,33 +86,15 @@ def train(model, path, shape, *requests, micro_batches=1, steps=STEPS, **more):
     return Run(path)
 
 
-def run_program(model, path, shape, wanted):
-    """Train a model as a program; record the tensors that ``wanted`` chooses, by anchors."""
-    compiled = poptorch.trainingModel(copy.deepcopy(model))
-    compiled.compile(*next(batches(shape)))
-    table = compiled.getTensorNames(details=True)
-    compiled.destroy()
-    chosen = [one for one in table if one.shape is not None and wanted(one)]
-    options = poptorch.Options()
-    for one in chosen:
-        options.anchorTensor(one.name, one.name)
+def run_program(model, path, shape):
+    """Train a model as a program, recorded."""
     optimizer = poptorch.optim.SGD(model.parameters(), lr=LR)
-    training = poptorch.trainingModel(model, options, optimizer)
-    described = [RecordedTensor(one.name, one.shape, one.dtype, kind=one.phase) for one in table]
-    with RunWriter(path, tensors=described) as writer:
-        for step, batch in enumerate(batches(shape)):
-            training(*batch)
-            records = []
-            for one in chosen:
-                micro_batch = None if one.name.startswith("UpdatedVar") else 0
-                found = statistics_of(training.getAnchoredTensor(one.name), *USUAL)
-                records.append(Record(one.name, step, micro_batch, 0, found))
-            writer.write_records(records)
+    training = poptorch.trainingModel(model, optimizer=optimizer)
+    training.record(path)
+    for batch in batches(shape):
+        training(*batch)
+    training.close_sinks()
     return training, Run(path)
-
-
-def comparable(one):
-    return one.phase in ("forward", "gradient", "updated weight", "input")
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -122,7 +102,7 @@ def test_a_program_and_pytorch_agree(kind, tmp_path):
     make, shape = MODELS[kind]
     model = make()
     eager = train(copy.deepcopy(model), tmp_path / "eager", shape, *USUAL)
-    training, run = run_program(model, tmp_path / "program", shape, comparable)
+    training, run = run_program(model, tmp_path / "program", shape)
     found = compare(run, eager, tolerance=1e-4)
     assert found.equal, str(found)
     # The states that an LSTM returns beside its output have no counterpart.
@@ -156,7 +136,7 @@ def test_a_change_is_found_at_its_module(tmp_path):
     changed = copy.deepcopy(model)
     changed.act = nn.LeakyReLU(0.01)
     eager = train(changed, tmp_path / "eager", (4, 6), *USUAL)
-    _, run = run_program(model, tmp_path / "program", (4, 6), comparable)
+    _, run = run_program(model, tmp_path / "program", (4, 6))
     first = compare(run, eager, tolerance=1e-4).first
     assert (first.step, first.name, first.other.name) == (0, "act/Relu:0", "act")
     assert first.module == "act"

@@ -12,9 +12,8 @@ import torch
 import popsim_torch as poptorch
 from popsim_torch.errors import UsageRuntimeError, UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record, RecordSink
-from popsim_torch.observe.statistics import Moments, Sample, Statistics
-from popsim_torch.observe.vectors import statistics_of
 from popsim_torch.records import RecordedTensor, Run, RunWriter
+from popsim_torch.statistics import Moments, Sample, Statistics, statistics_of
 from tests.unit.records.runs import (
     ALL,
     TENSORS,

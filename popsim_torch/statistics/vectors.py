@@ -9,18 +9,18 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import InternalError, UsageTypeError, UsageValueError
-from popsim_torch.observe.histogram import HistogramCounts
-from popsim_torch.observe.statistics import (
+from popsim_torch.reference.statistics import statistics_vector
+from popsim_torch.statistics.histogram import HistogramCounts
+from popsim_torch.statistics.requests import (
     Counts,
     Fingerprint,
     Histogram,
     Moments,
     Request,
     Sample,
-    Statistics,
     TopK,
 )
-from popsim_torch.reference.statistics import statistics_vector
+from popsim_torch.statistics.results import Statistics
 
 __all__ = ["attributes_of", "decode", "length_of", "statistics_of"]
 

@@ -7,9 +7,16 @@ import pytest
 import torch
 
 from popsim_torch.errors import UsageValueError
-from popsim_torch.observe.merging import merge
-from popsim_torch.observe.statistics import Counts, Fingerprint, Histogram, Moments, Sample, TopK
-from popsim_torch.observe.vectors import statistics_of
+from popsim_torch.statistics import (
+    Counts,
+    Fingerprint,
+    Histogram,
+    Moments,
+    Sample,
+    TopK,
+    merge,
+    statistics_of,
+)
 
 ASKED = (Moments(), Counts(), Histogram(2))
 MOMENTS = ["mean", "std", "minimum", "maximum", "norm", "absolute_mean"]

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from popsim_torch.errors import UsageValueError
-from popsim_torch.observe.statistics import Histogram
-from popsim_torch.observe.vectors import statistics_of
+from popsim_torch.statistics import Histogram, statistics_of
 
 
 def histogram(x, mantissa_bits=0):

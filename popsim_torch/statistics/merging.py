@@ -8,8 +8,8 @@ from functools import reduce
 from typing import Any
 
 from popsim_torch.errors import UsageValueError
-from popsim_torch.observe.histogram import HistogramCounts
-from popsim_torch.observe.statistics import Statistics
+from popsim_torch.statistics.histogram import HistogramCounts
+from popsim_torch.statistics.results import Statistics
 
 __all__ = ["merge"]
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from popsim_torch.errors import InternalError, UsageTypeError, UsageValueError
-from popsim_torch.observe.statistics import (
+from popsim_torch.statistics import (
     Counts,
     Fingerprint,
     Histogram,
@@ -15,8 +15,11 @@ from popsim_torch.observe.statistics import (
     Sample,
     Statistics,
     TopK,
+    attributes_of,
+    decode,
+    length_of,
+    statistics_of,
 )
-from popsim_torch.observe.vectors import attributes_of, decode, length_of, statistics_of
 from tests.ops.one_op import OneOp, dtype_name
 
 EVERYTHING = (Moments(), Counts(), Histogram(1), TopK(5), Sample(7), Fingerprint())

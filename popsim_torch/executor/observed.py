@@ -1,0 +1,200 @@
+"""The observed version of a program: what it computes, and the records that come of it."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from popsim_torch import _native, logs
+from popsim_torch.ir import LoopCounts, Phase, Program, tensor_infos
+from popsim_torch.ir.selecting import choose, near_names
+from popsim_torch.observe.record import Record
+from popsim_torch.options.observing import Observation
+from popsim_torch.passes.observe import ObservedBlock, ObservedTensor, add_observations
+from popsim_torch.statistics import Histogram, Request, Statistics, decode, merge
+from popsim_torch.tensors import words_of
+
+__all__ = ["Observed", "Observer", "observe_program"]
+
+_MAX_BYTES = 64 * 2**20
+"""The size of the unread statistics of a block (bytes); after it the oldest ones are dropped."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The observed version of a program.
+
+    Attributes:
+        program: A copy of the program that computes statistics, too.
+        blocks: What each of its queues gets.
+        every: The distance of observed device iterations; None if the budget decides.
+        budget: The share of the run's time that observing may take.
+    """
+
+    program: Program
+    blocks: tuple[ObservedBlock, ...]
+    every: int | None
+    budget: float
+
+
+def observe_program(
+    program: Program, observations: Sequence[Observation], first_queue: int
+) -> Observed | None:
+    """Return the observed version of a program; None if nothing is to be observed.
+
+    Args:
+        program: The program that is the same on every machine; it does not change.
+        observations: The requests of the options.
+        first_queue: The number of its first queue.
+    """
+    tensors = _chosen(program, observations)
+    if not tensors:
+        return None
+    twin = program.copy()
+    blocks = add_observations(twin, tensors, first_queue)
+    budget = min(one.budget for one in observations)
+    return Observed(twin, tuple(blocks), observations[0].every, budget)
+
+
+def _chosen(program: Program, observations: Sequence[Observation]) -> list[ObservedTensor]:
+    """Return the tensors that the selections mean, in the order of the program."""
+    if not observations:
+        return []
+    infos = tensor_infos(program)
+    requests: dict[str, list[Request]] = {}
+    by_micro_batch: set[str] = set()
+    for one in observations:
+        chosen = choose(one.select, infos)
+        for part in chosen.idle:
+            near = ", ".join(map(repr, near_names(part, [info.name for info in infos])))
+            logs.python.warning(
+                "Options.observe: %s matches none of the %d tensors of this graph. Near names: %s.",
+                *(words_of(part), len(infos), near),
+            )
+        for info in chosen.tensors:
+            # Others are computed only if they are anchored.
+            if info.name in program.graph.names:
+                requests.setdefault(info.name, []).extend(one.requests)
+                if not one.by_iteration:
+                    by_micro_batch.add(info.name)
+    # One tensor may have several names, and is observed under the first one.
+    seen: set[int] = set()
+    found = []
+    for info in infos:
+        if info.name not in requests or (number := program.graph.names[info.name]) in seen:
+            continue
+        seen.add(number)
+        asked = _united(requests[info.name])
+        found.append(ObservedTensor(info.name, asked, info.name not in by_micro_batch))
+    return found
+
+
+def _united(requests: Iterable[Request]) -> tuple[Request, ...]:
+    """Return one request of each kind: that which asks for most."""
+    found: dict[type, Request] = {}
+    for one in requests:
+        known = found.get(type(one))
+        found[type(one)] = one if known is None else max(known, one, key=_amount)
+    return tuple(found.values())
+
+
+def _amount(request: Request) -> int:
+    if isinstance(request, Histogram):
+        return request.mantissa_bits
+    return int(getattr(request, "k", getattr(request, "n", 0)))
+
+
+@dataclass
+class _Open:
+    """The records of a device iteration that are not complete."""
+
+    step: int = -1
+    parts: dict[tuple[str, int], list[Statistics]] = field(default_factory=dict)
+
+
+class Observer:
+    """Reads the statistics of a compiled program; any thread may use it.
+
+    Args:
+        observed: The observed version.
+        loop: How often a call runs the program.
+    """
+
+    def __init__(self, observed: Observed, loop: LoopCounts) -> None:
+        self.blocks = observed.blocks
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._open = [_Open() for _ in observed.blocks]
+        self.queues = [self._queue(block) for block in observed.blocks]
+        self._dropped = 0
+
+    def _queue(self, block: ObservedBlock) -> _native.Outfeed:
+        axis = (self._loop.replicas,) if self._loop.replicas > 1 else ()
+        lengths = [2, *block.lengths]
+        return _native.Outfeed(
+            ["int64"] + ["float64"] * len(block.lengths),
+            [(*axis, length) for length in lengths],
+            False,
+            1,
+            4,
+            _MAX_BYTES,
+            "drop_oldest",
+            60.0,
+            tempfile.gettempdir(),
+            f"statistics of {block.phase.name.lower()}, stage {block.stage}",
+        )
+
+    @property
+    def dropped(self) -> int:
+        """The number of records that were dropped because nobody read them."""
+        return sum(
+            int(queue.statistics()["dropped"]) * len(block.tensors) * self._loop.replicas
+            for queue, block in zip(self.queues, self.blocks, strict=True)
+        )
+
+    def take(self) -> list[Record]:
+        """Return the records that have come and were not taken before.
+
+        They are in the order of steps, micro-batches and ops, as far as they have come.
+        """
+        with self._lock:
+            elements = []
+            for number, (queue, block) in enumerate(zip(self.queues, self.blocks, strict=True)):
+                count, arrays = queue.take(-1)
+                elements += [
+                    (_order(arrays[0][i], block), number, [array[i] for array in arrays])
+                    for i in range(count)
+                ]
+            elements.sort(key=lambda element: element[:2])
+            return [
+                record for _, number, arrays in elements for record in self._records(number, arrays)
+            ]
+
+    def _records(self, number: int, arrays: list[torch.Tensor]) -> Iterator[Record]:
+        block, opened = self.blocks[number], self._open[number]
+        per_replica = self._loop.replicas > 1
+        for replica in range(self._loop.replicas):
+            position, *vectors = [x[replica] for x in arrays] if per_replica else arrays
+            step, micro_batch = position.tolist()
+            place = None if block.phase == Phase.UPDATE else micro_batch
+            if step != opened.step:
+                opened.step = step
+                opened.parts.clear()
+            for one, vector in zip(block.tensors, vectors, strict=True):
+                found = decode(vector, one.requests)
+                if place is None or not one.by_iteration:
+                    yield Record(one.name, step, place, replica, found)
+                    continue
+                parts = opened.parts.setdefault((one.name, replica), [])
+                parts.append(found)
+                if len(parts) == self._loop.gradient_accumulation:
+                    yield Record(one.name, step, None, replica, merge(parts))
+
+
+def _order(position: torch.Tensor, block: ObservedBlock) -> tuple[int, int, int]:
+    step, micro_batch = position.reshape(-1, 2)[0].tolist()
+    return step, micro_batch, int(block.phase)

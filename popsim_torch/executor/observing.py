@@ -1,0 +1,289 @@
+"""The executor's methods for statistics that its program computes: reading and passing them on."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from popsim_torch import logs
+from popsim_torch.errors import Error, UsageAttributeError, UsageValueError
+from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.inspection import Inspection
+from popsim_torch.executor.observed import Observer
+from popsim_torch.executor.table import table
+from popsim_torch.observe.record import Record, RecordSink
+from popsim_torch.observe.sinks import SafeSink
+from popsim_torch.records import RunWriter
+from popsim_torch.statistics import Counts, Fingerprint, Moments, Request, Sample
+from popsim_torch.tensors import Select
+
+__all__ = ["ObservedTensors", "Observing"]
+
+_KEPT = 200_000
+"""The number of records that wait for ``observations()``; after it the oldest ones are dropped."""
+_SECONDS = 0.05
+"""The time between two looks of the reader."""
+_OF_RUNS: tuple[Request, ...] = (Moments(), Counts(), Fingerprint(), Sample())
+
+
+@dataclass(frozen=True)
+class ObservedTensors:
+    """What a compiled model observes; it prints as a table.
+
+    Attributes:
+        requests: The statistics of each tensor, by its name, in the order of the program.
+        every: The distance of observed device iterations (in inference: of calls); None if the
+            budget decides and the first iterations have not been measured yet.
+        dropped: The number of records that nobody read in time, and that are lost.
+    """
+
+    requests: Mapping[str, tuple[Request, ...]]
+    every: int | None
+    dropped: int
+
+    def __str__(self) -> str:
+        rows = [(name, ", ".join(map(_words, asked))) for name, asked in self.requests.items()]
+        every = "not known yet" if self.every is None else str(self.every)
+        end = f"Every k-th device iteration is observed; k: {every}."
+        if self.dropped:
+            end += f" {self.dropped} records were dropped: nobody read them in time."
+        return table(("Name", "Statistics"), rows) + "\n" + end
+
+
+def _weak_call(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+    """Return a function that calls a method if its object is still there."""
+
+    def call() -> None:
+        found = method()
+        if found is not None:
+            found()
+
+    return call
+
+
+def _words(request: Request) -> str:
+    return repr(request).removesuffix("()")
+
+
+class Observing:
+    """The part of an executor that gives what its program observes.
+
+    Args:
+        device: The program.
+        inspection: The part that knows the names of tensors.
+    """
+
+    def __init__(self, device: DeviceProgram, inspection: Inspection) -> None:
+        self._device = device
+        self._inspection = inspection
+        self._lock = threading.RLock()
+        self._kept: deque[Record] = deque(maxlen=_KEPT)
+        self._num_lost = 0
+        self._sinks: list[SafeSink] = []
+        self._observer: Observer | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        # A weak reference: an executor without references is freed at once.
+        device.before_release = _weak_call(weakref.WeakMethod(self.finish))
+
+    def observing(self) -> ObservedTensors:
+        """Return which tensors the compiled model observes, and how often.
+
+        Raises:
+            Error: The model is not compiled.
+        """
+        compiled = self._device.require_compiled("observing")
+        observer = compiled.observer
+        if observer is None:
+            return ObservedTensors({}, None, 0)
+        requests = {one.name: one.requests for block in observer.blocks for one in block.tensors}
+        every = compiled.executable.observed_every
+        return ObservedTensors(requests, every or None, observer.dropped + self._num_lost)
+
+    def observations(self) -> list[Record]:
+        """Return the records that ``Options.observe`` asked for, as far as they have come.
+
+        Each record is returned once, in the order of the run; any thread may ask, also while the
+        model runs. The newest 200,000 are kept until they are asked for.
+
+        Raises:
+            Error: The options observe nothing.
+        """
+        self._require("observations")
+        with self._lock:
+            self._look()
+            found = list(self._kept)
+            self._kept.clear()
+            return found
+
+    def add_sink(self, sink: RecordSink) -> None:
+        """Pass all further records on to a sink, on a thread of their reader, while the model runs.
+
+        A sink that raises gets no more records; a warning says so, and the model keeps running.
+        ``close_sinks`` passes on what is left. So does ``destroy``, and the end of the process.
+
+        Args:
+            sink: An object with ``write_records(records)`` and ``close()``, such as
+                ``poptorch.HtmlPage``, ``LiveTerminal``, ``SummaryFile``, ``SummaryBoard`` or
+                ``RunWriter``.
+
+        Raises:
+            UsageTypeError: It is something else.
+            Error: The options observe nothing.
+        """
+        safe = SafeSink(sink)
+        self._require("add_sink")
+        with self._lock:
+            self._look()
+            self._sinks.append(safe)
+            if self._thread is None or not self._thread.is_alive():
+                self._start()
+
+    def close_sinks(self) -> None:
+        """Pass on what the sinks have not got yet, and close them; there are none afterwards."""
+        with self._lock:
+            self._look()
+            sinks, self._sinks = self._sinks, []
+        self._stop.set()
+        for sink in sinks:
+            sink.close()
+
+    def record(
+        self,
+        path: str | os.PathLike[str],
+        select: Select = "*",
+        *what: Request,
+        every: int | None = 1,
+        max_bytes: int | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> RunWriter:
+        """Record statistics of the run in a folder, for ``poptorch.compare`` and ``popsim diff``.
+
+        Call it before the first call of the model. ``close_sinks``, ``destroy`` or the end of the
+        process completes the folder; if the process is killed, it has everything until moments
+        before.
+
+        Args:
+            path: The folder, usually ``something.popsim``.
+            select: The tensors, as in ``Options.observe``.
+            *what: The statistics; without it moments, counts, 16 samples and a fingerprint.
+            every: As in ``Options.observe``; by default each device iteration is observed.
+            max_bytes: The size at which recording stops; None for no limit.
+            meta: What to remember of the run, by name: values that JSON has.
+
+        Returns:
+            The writer.
+
+        Raises:
+            Error: The model is compiled already, or the folder cannot be written.
+        """
+        if self._device.compiled is not None:
+            raise Error(
+                "record: the model is compiled already, and what it observes is a part of its "
+                "program. Call record before the first call, or model.destroy() first."
+            )
+        try:
+            self._device.options.observe(select, *(what or _OF_RUNS), every=every)
+        except UsageAttributeError as error:
+            raise UsageValueError(error.message) from None
+        writer = RunWriter(path, max_bytes=max_bytes, meta=meta)
+        self.add_sink(_Described(writer, self._inspection))
+        return writer
+
+    def finish(self) -> None:
+        """Take what is left before the program goes."""
+        with self._lock:
+            self._look()
+            self._observer = None
+
+    def _require(self, what: str) -> None:
+        if not self._device.options._observations:
+            raise Error(
+                f"{what}: the options observe nothing. Call options.observe('*') before the model "
+                "is wrapped."
+            )
+
+    def _look(self) -> None:
+        """Take what has come, and pass it on."""
+        compiled = self._device.compiled
+        observer = None if compiled is None else compiled.observer
+        for one in dict.fromkeys((self._observer, observer)):
+            records = [] if one is None else one.take()
+            if not records:
+                continue
+            self._num_lost += max(0, len(self._kept) + len(records) - _KEPT)
+            self._kept.extend(records)
+            for sink in self._sinks:
+                sink.write_records(records)
+                if observer is not None and observer.dropped:
+                    sink.records_dropped(observer.dropped)
+        self._observer = observer
+
+    def _start(self) -> None:
+        """Start the reader's thread; it ends with the sinks, or with the executor."""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=_read,
+            args=(weakref.ref(self), self._stop),
+            name="popsim_torch records",
+            daemon=True,
+        )
+        self._thread.start()
+        _close_at_exit(self)
+
+
+class _Described:
+    """A writer that is told what tensors are, once they are known."""
+
+    def __init__(self, writer: RunWriter, inspection: Inspection) -> None:
+        self._writer = writer
+        self._inspection = inspection
+        self._is_described = False
+
+    def write_records(self, records: Sequence[Record]) -> None:
+        """Pass records on."""
+        if not self._is_described:
+            self._is_described = True
+            self._writer.describe(self._inspection.names())
+        self._writer.write_records(records)
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer.close()
+
+
+def _read(reader: weakref.ref[Observing], stop: threading.Event) -> None:
+    """Look again and again, until it is told to stop or the executor is gone."""
+    while not stop.wait(_SECONDS):
+        observing = reader()
+        if observing is None:
+            return
+        try:
+            with observing._lock:
+                if not stop.is_set():
+                    observing._look()
+        except Exception:  # the thread of a reader must not end without a word
+            logs.python.exception("The reader of statistics failed; no more records come.")
+            return
+        del observing
+
+
+_open: weakref.WeakSet[Observing] = weakref.WeakSet()
+
+
+def _close_at_exit(observing: Observing) -> None:
+    if not _open:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _open.add(observing)
+
+
+def _close_all() -> None:
+    for observing in list(_open):
+        observing.close_sinks()

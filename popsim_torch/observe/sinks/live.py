@@ -1,0 +1,237 @@
+"""Shows the statistics of a run on the terminal while it runs."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, TextIO
+
+from popsim_torch.errors import UsageValueError
+from popsim_torch.observe.record import Record
+from popsim_torch.observe.sinks.alarms import Alarm, AlarmFinder
+from popsim_torch.observe.sinks.series import COLUMNS, label
+from popsim_torch.statistics import Statistics
+
+if TYPE_CHECKING:
+    from popsim_torch.observe.sinks.screen import Screen
+
+__all__ = ["LiveTerminal", "Row", "short_number", "sparkline"]
+
+_SCREEN_SECONDS = 0.25
+_LINES_SECONDS = 1.0
+_NAMES_IN_A_LINE = 4
+_ALARM_LINES = 8
+_BARS = "▁▂▃▄▅▆▇█"
+_ASCII_BARS = ".:-=+*#@"
+_KINDS = {"nan": "NaN", "inf": "inf", "zeros": "all 0", "norm": "norm explodes"}
+
+
+@dataclass
+class Row:
+    """What the table shows of a tensor.
+
+    Attributes:
+        name: The label of the tensor.
+        step: The step of the newest record.
+        statistics: Its statistics.
+        values: The chosen statistic over the last steps.
+        alarms: What is wrong with the tensor.
+    """
+
+    name: str
+    step: int
+    statistics: Statistics
+    values: deque[float]
+    alarms: list[Alarm] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> str:
+        """The alarms as text: kind, first step, and how often."""
+        return ", ".join(
+            f"{_KINDS[one.kind]} at {one.first_step}"
+            + (f" ({one.times}x)" if one.times > 1 else "")
+            for one in self.alarms
+        )
+
+
+class LiveTerminal:
+    """A sink of records that shows a table on the terminal, and draws it anew while the model runs.
+
+    A tensor has a row: the newest step, mean, standard deviation, norm, maximum, a chosen statistic
+    over the last steps as a row of small bars, and what is wrong with it: NaN, infinities, nothing
+    but zeros, a norm of more than 100 times its median. The table needs the package ``rich``
+    (``pip install rich``, or the extra ``live`` of this package). Without it, and if the output is
+    no terminal, there is a line at most once per second, and one for each new alarm, without
+    control characters.
+
+    Args:
+        select: Patterns of the tensors to show, such as ``"Gradient___*"``; None for all.
+        statistic: The statistic of the bars: ``"norm"``, ``"mean"``, ``"std"``, ``"minimum"``,
+            ``"maximum"`` or ``"absolute_mean"``.
+        history: The number of bars.
+        stream: Where the output goes; None for ``sys.stdout``.
+
+    Raises:
+        UsageValueError: There is no such statistic, or ``history`` is not positive.
+    """
+
+    def __init__(
+        self,
+        select: str | Sequence[str] | None = None,
+        *,
+        statistic: str = "norm",
+        history: int = 32,
+        stream: TextIO | None = None,
+    ) -> None:
+        if statistic not in COLUMNS:
+            raise UsageValueError(
+                f"LiveTerminal: no statistic {statistic!r}; there are {', '.join(COLUMNS)}."
+            )
+        if history < 1:
+            raise UsageValueError(f"LiveTerminal: history is 1 or more, got {history!r}.")
+        self._select = [select] if isinstance(select, str) else select
+        self._statistic = statistic
+        self._history = history
+        self._stream = sys.stdout if stream is None else stream
+        self._rows: dict[str, Row] = {}
+        self._alarms = AlarmFinder()
+        self._dropped = 0
+        self._step = -1
+        self._shown_at = -math.inf
+        self._pending = False
+        self._screen = _screen(self._stream)
+
+    def write_records(self, records: Sequence[Record]) -> None:
+        """Take records, and show them if the last time is long enough ago."""
+        new: list[Alarm] = []
+        for record in records:
+            if self._takes(record.name):
+                new += self._take(record)
+        if self._screen is None:
+            self._print_alarms(new)
+        seconds = _LINES_SECONDS if self._screen is None else _SCREEN_SECONDS
+        if self._pending and time.monotonic() - self._shown_at >= seconds:
+            self._show()
+
+    def records_dropped(self, count: int) -> None:
+        """Take the number of records that were dropped since the beginning."""
+        self._pending |= count != self._dropped
+        self._dropped = count
+
+    def close(self) -> None:
+        """Show what came last, and leave it on the terminal."""
+        if self._pending:
+            self._show()
+        if self._screen is not None:
+            self._screen.close()
+
+    def _takes(self, name: str) -> bool:
+        return self._select is None or any(fnmatchcase(name, one) for one in self._select)
+
+    def _take(self, record: Record) -> list[Alarm]:
+        name = printable(label(record))
+        row = self._rows.get(name)
+        if row is None:
+            row = Row(name, record.step, record.statistics, deque(maxlen=self._history))
+            self._rows[name] = row
+        row.step, row.statistics = record.step, record.statistics
+        number = getattr(record.statistics, self._statistic)
+        row.values.append(math.nan if number is None else number)
+        new = self._alarms.look(record)
+        row.alarms += new
+        self._step = max(self._step, record.step)
+        self._pending = True
+        return new
+
+    def _show(self) -> None:
+        if self._screen is None:
+            self._print(self._line())
+        else:
+            self._screen.show(list(self._rows.values()), self._statistic, self._foot())
+        self._shown_at = time.monotonic()
+        self._pending = False
+
+    def _foot(self) -> str:
+        """Return how much there is: steps, tensors, alarms, dropped records."""
+        parts = [f"step {self._step}", _plural(len(self._rows), "tensor")]
+        if self._alarms.alarms:
+            parts.append(_plural(len(self._alarms.alarms), "alarm"))
+        if self._dropped:
+            parts.append(f"{_plural(self._dropped, 'record')} dropped")
+        return ", ".join(parts)
+
+    def _line(self) -> str:
+        """Return a line with the statistic of some tensors, those with alarms first."""
+        rows = sorted(self._rows.values(), key=lambda row: not row.alarms)
+        shown = [
+            f"{row.name} {short_number(row.values[-1])}"
+            for row in rows[:_NAMES_IN_A_LINE]
+            if row.values
+        ]
+        rest = len(rows) - len(shown)
+        more = f", and {rest} more" if rest else ""
+        return f"{self._foot()}; {self._statistic}: {', '.join(shown)}{more}"
+
+    def _print_alarms(self, alarms: Sequence[Alarm]) -> None:
+        for alarm in alarms[:_ALARM_LINES]:
+            self._print(f"alarm at step {alarm.first_step}: {printable(alarm.name)}: {alarm.text}")
+        if len(alarms) > _ALARM_LINES:
+            self._print(f"and {len(alarms) - _ALARM_LINES} more alarms")
+
+    def _print(self, line: str) -> None:
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"
+        self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+        self._stream.flush()
+
+
+def _screen(stream: TextIO) -> Screen | None:
+    """Return what draws on a terminal, or None without a terminal or without rich."""
+    if not stream.isatty():
+        return None
+    try:
+        from popsim_torch.observe.sinks.screen import Screen
+    except ImportError:
+        return None
+    screen = Screen(stream)
+    return screen if screen.usable else None
+
+
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Return text without characters that would control the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in text)
+
+
+def short_number(number: float | None) -> str:
+    """Return a number with three significant digits; a dash if there is none."""
+    return "-" if number is None else f"{number:.3g}"
+
+
+def sparkline(values: Sequence[float], ascii_only: bool = False) -> str:
+    """Return numbers as a row of small bars, from the lowest to the highest; ``!`` if not finite.
+
+    Args:
+        values: The numbers.
+        ascii_only: Whether the bars are ASCII characters, for terminals that have no others.
+    """
+    bars = _ASCII_BARS if ascii_only else _BARS
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    top = len(bars) - 1
+
+    def bar(value: float) -> str:
+        if not math.isfinite(value):
+            return "!"
+        if high == low:
+            return bars[0]
+        return bars[min(top, int((value / 2 - low / 2) / (high / 2 - low / 2) * (top + 1)))]
+
+    return "".join(map(bar, values))

@@ -1,0 +1,89 @@
+"""Keeps a failing sink from stopping a training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from popsim_torch import logs
+from popsim_torch.errors import UsageTypeError
+from popsim_torch.observe.record import Record, RecordSink
+
+__all__ = ["SafeSink"]
+
+
+class SafeSink:
+    """A sink that passes everything on to another one until that raises an exception.
+
+    Then it warns once, with the class of the sink and the error, closes it, and calls it no more.
+
+    Args:
+        sink: The other sink.
+
+    Raises:
+        UsageTypeError: It has no ``write_records`` or no ``close``.
+    """
+
+    def __init__(self, sink: RecordSink) -> None:
+        for method in ("write_records", "close"):
+            if not callable(getattr(sink, method, None)):
+                raise UsageTypeError(
+                    f"SafeSink: a {type(sink).__name__} has no method {method}. Pass a sink of "
+                    "records, such as a poptorch.SummaryFile or a poptorch.HtmlPage."
+                )
+        self.sink = sink
+        self.error: Exception | None = None
+        """What the sink raised; None as long as it works."""
+        self._closed = False
+
+    def write_records(self, records: Sequence[Record]) -> None:
+        """Pass records on."""
+        if self.error is not None or self._closed:
+            return
+        try:
+            self.sink.write_records(records)
+        except Exception as error:
+            self._give_up(error, "gets no more records")
+            self._close_quietly()
+
+    def records_dropped(self, count: int) -> None:
+        """Tell the sink how many records were dropped so far, if it has a method for it.
+
+        Args:
+            count: The number of records since the beginning.
+        """
+        tell = getattr(self.sink, "records_dropped", None)
+        if self.error is not None or self._closed or not callable(tell):
+            return
+        try:
+            tell(count)
+        except Exception as error:
+            self._give_up(error, "gets no more records")
+            self._close_quietly()
+
+    def close(self) -> None:
+        """Close the sink, once."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.sink.close()
+        except Exception as error:
+            self._give_up(error, "may not have written everything")
+
+    def _give_up(self, error: Exception, consequence: str) -> None:
+        self.error = error
+        logs.python.warning(
+            "The sink %s failed and %s: %s: %s. The model keeps running.",
+            type(self.sink).__name__,
+            consequence,
+            type(error).__name__,
+            error,
+        )
+
+    def _close_quietly(self) -> None:
+        """Close a sink that has failed; what it raises now follows from the first error."""
+        self._closed = True
+        try:
+            self.sink.close()
+        except Exception as error:
+            logs.python.info("Closing %s failed, too: %s", type(self.sink).__name__, error)

@@ -1,0 +1,120 @@
+"""The settings of ``Options`` that choose what is observed inside of a program while it runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from popsim_torch.errors import (
+    UsageAssertionError,
+    UsageAttributeError,
+    UsageTypeError,
+    UsageValueError,
+)
+from popsim_torch.options.base import Setting
+from popsim_torch.options.outputs import OutputOptions
+from popsim_torch.statistics import Counts, Moments, Request, attributes_of
+from popsim_torch.tensors import Select, Selection, as_selection
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["Observation", "ObservingOptions"]
+
+_OVER = ("micro_batch", "iteration")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One call of ``Options.observe``.
+
+    Attributes:
+        select: The tensors.
+        requests: The statistics.
+        every: The distance of observed device iterations; None if the budget decides.
+        budget: The share of the run's time that observing may take.
+        by_iteration: Whether the statistics are over all micro-batches of a device iteration.
+    """
+
+    select: Selection
+    requests: tuple[Request, ...]
+    every: int | None
+    budget: float
+    by_iteration: bool
+
+
+class ObservingOptions(OutputOptions):
+    """The part of ``Options`` about statistics that are computed inside of a program."""
+
+    _observations = Setting[list[Observation]]([], setter="observe", is_key=False)
+
+    def observe(
+        self,
+        select: Select,
+        *what: Request,
+        every: int | None = None,
+        budget: float = 0.02,
+        over: str = "micro_batch",
+    ) -> Self:
+        """Compute statistics of tensors while the model runs, without copying the tensors.
+
+        Most device iterations run the same program as without this call. Every k-th one runs a
+        second version of it, with the same values, which computes the statistics, too.
+        ``model.observations()`` returns them, and ``model.add_sink(sink)`` passes them on while
+        the model runs. Values and weights are the same bits with and without it.
+
+        Args:
+            select: The tensors: a name, a pattern such as ``"Gradient___*"``, a regular expression,
+                a function, or any other selection of ``poptorch.tensors``.
+            *what: The statistics: any of ``Moments()``, ``Counts()``, ``Histogram()``, ``TopK()``,
+                ``Sample()`` and ``Fingerprint()``; without it, the first two. The numbers of
+                values, of NaN and of infinities always come.
+            every: Observe the device iterations 0, ``every``, ``2 * every``, ... (1 or more); in
+                inference, these are calls. None for as many as the budget allows, which follows
+                from the times of the iterations; ``model.observing()`` shows it.
+            budget: The share of the run's time that observing may take (above 0) if ``every`` is
+                None; several calls of ``observe`` have the smallest of theirs together.
+            over: ``"micro_batch"`` for statistics of each micro-batch; ``"iteration"`` for those of
+                all micro-batches of a device iteration together, which have no samples, largest
+                values or fingerprints if there is more than one.
+
+        Returns:
+            The options.
+
+        Raises:
+            UsageTypeError: ``select`` or a statistic is something else.
+            UsageValueError: ``every``, ``budget`` or ``over`` has a wrong value, or two statistics
+                of one kind differ.
+            UsageAttributeError: A model was wrapped with these options.
+            UsageAssertionError: Another call of ``observe`` has another ``every``.
+        """
+        call = "Options.observe"
+        chosen = as_selection(call, select)
+        requests = what or (Moments(), Counts())
+        attributes_of(requests)
+        if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
+            raise UsageTypeError(f"{call}: every is a number of device iterations, got {every!r}.")
+        if every is not None and every < 1:
+            raise UsageValueError(f"{call}: every has to be at least 1, got {every}.")
+        if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+            raise UsageTypeError(f"{call}: budget is a share such as 0.02, got {budget!r}.")
+        if not (math.isfinite(budget) and budget > 0):
+            raise UsageValueError(f"{call}: budget has to be above 0, got {budget}.")
+        if over not in _OVER:
+            raise UsageValueError(f"{call}: over is 'micro_batch' or 'iteration', got {over!r}.")
+        if self._why_no_anchors:
+            raise UsageAttributeError(
+                f"{call}: a model was already wrapped or compiled with these options. Call it "
+                "before trainingModel or inferenceModel, or on a copy: options.clone()."
+            )
+        for known in self._observations:
+            if known.every != every:
+                raise UsageAssertionError(
+                    f"{call}: every={every}, and an earlier call has every={known.every}. One "
+                    "version of the program computes all statistics: pass the same to all calls."
+                )
+        self._observations.append(
+            Observation(chosen, tuple(requests), every, float(budget), over == "iteration")
+        )
+        return self

@@ -1,0 +1,158 @@
+"""Adds statistics of chosen tensors to a copy of a program: its observed version."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from popsim_torch.ir import NOWHERE, Op, Phase, Program, Role, Tensor, TensorKind
+from popsim_torch.passes.places import Place, Places
+from popsim_torch.statistics import Request, attributes_of, length_of
+
+__all__ = ["ObservedBlock", "ObservedTensor", "add_observations"]
+
+
+@dataclass(frozen=True)
+class ObservedTensor:
+    """A tensor whose statistics a program computes.
+
+    Attributes:
+        name: The name of the tensor.
+        requests: The statistics.
+        by_iteration: Whether there is one record for all micro-batches of a device iteration.
+    """
+
+    name: str
+    requests: tuple[Request, ...]
+    by_iteration: bool = False
+
+
+@dataclass(frozen=True)
+class ObservedBlock:
+    """The tensors whose statistics one block of ops computes; they go into a queue of their own.
+
+    An element has the position of the run (device iteration, micro-batch), int64, then a vector of
+    statistics for each tensor.
+
+    Attributes:
+        phase: The phase of the ops.
+        stage: Their stage.
+        tensors: The tensors, in the order of the program.
+        lengths: The number of statistics of each.
+    """
+
+    phase: Phase
+    stage: int
+    tensors: tuple[ObservedTensor, ...]
+    lengths: tuple[int, ...]
+
+
+def add_observations(
+    program: Program, tensors: Sequence[ObservedTensor], first_queue: int
+) -> list[ObservedBlock]:
+    """Let a program compute statistics and put them into queues, in place.
+
+    Args:
+        program: A complete program, with its returns.
+        tensors: The tensors; their names are among those of the graph.
+        first_queue: The number of the first queue; the others follow, in the order of the result.
+
+    Returns:
+        The blocks that have queues.
+    """
+    graph, places = program.graph, _Places(program)
+    found: dict[tuple[Phase, int], list[tuple[int, ObservedTensor]]] = defaultdict(list)
+    for one in tensors:
+        position, phase, stage = places.of(one.name, graph.tensors[graph.names[one.name]])
+        found[phase, stage].append((position, one))
+    behind: dict[int, list[Op]] = defaultdict(list)
+    blocks = []
+    for (phase, stage), members in sorted(found.items()):
+        members.sort(key=lambda member: member[0])
+        block = _Block(program, phase, stage)
+        for position, one in members:
+            behind[position].append(block.observe(one))
+        end = max(places.end_of(phase, stage), members[-1][0])
+        behind[end] += block.enqueue(first_queue + len(blocks))
+        blocks.append(block.described())
+    ops = behind.pop(-1, [])
+    for position, op in enumerate(graph.ops):
+        ops += [op, *behind.pop(position, [])]
+    graph.ops = ops
+    return blocks
+
+
+class _Places(Places):
+    """The places where values are observed: those of names, but weights once per update."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self._ends: dict[tuple[Phase, int], int] = {}
+        self._before_update = -1
+        self._updates = False
+        for position, op in enumerate(program.graph.ops):
+            self._ends[op.phase, op.stage] = position
+            if op.phase == Phase.UPDATE and not self._updates:
+                self._updates, self._before_update = True, position - 1
+
+    def of(self, name: str, tensor: Tensor) -> Place:
+        """Return the place after which to observe a tensor."""
+        place = self.of_value(name, tensor)
+        root = self._graph.root(tensor)
+        if self._updates and root.kind == TensorKind.VARIABLE and tensor.role != Role.UPDATED:
+            in_micro_batches = (Phase.FORWARD, Phase.BACKWARD)
+            if all(op.phase not in in_micro_batches for op in self.uses.writers(root.id)):
+                if place[1] == Phase.UPDATE:
+                    return place
+                # All micro-batches read the same value.
+                return self._before_update, Phase.UPDATE, 0
+        return place
+
+    def end_of(self, phase: Phase, stage: int) -> int:
+        """Return the index of the last op of a block; -1 if it has none."""
+        return self._ends.get((phase, stage), -1)
+
+
+class _Block:
+    """Makes the ops of one block."""
+
+    def __init__(self, program: Program, phase: Phase, stage: int) -> None:
+        self._graph = program.graph
+        self._phase, self._stage = phase, stage
+        self._tensors: list[ObservedTensor] = []
+        self._vectors: list[Tensor] = []
+
+    def observe(self, one: ObservedTensor) -> Op:
+        """Return the op that computes the statistics of a tensor."""
+        tensor = self._graph.tensors[self._graph.names[one.name]]
+        length = length_of(one.requests, tensor.numel)
+        vector = self._graph.add_tensor(TensorKind.VALUE, torch.float64, (length,))
+        self._tensors.append(one)
+        self._vectors.append(vector)
+        attributes = attributes_of(one.requests)
+        return self._op("statistics", [tensor.id], [vector.id], attributes, one.name)
+
+    def enqueue(self, queue: int) -> list[Op]:
+        """Return the ops that put an element with all statistics into a queue."""
+        position = self._graph.add_tensor(TensorKind.VALUE, torch.int64, (2,))
+        ids = [position.id, *(vector.id for vector in self._vectors)]
+        dtypes = ["int64"] + ["float64"] * len(self._vectors)
+        return [
+            self._op("position", [], [position.id], {}, "position"),
+            self._op("enqueue", ids, [], {"queue": queue, "dtypes": dtypes}, "observe"),
+        ]
+
+    def described(self) -> ObservedBlock:
+        """Return the description of the elements."""
+        lengths = tuple(vector.numel for vector in self._vectors)
+        return ObservedBlock(self._phase, self._stage, tuple(self._tensors), lengths)
+
+    def _op(
+        self, kind: str, inputs: list[int], outputs: list[int], attributes: dict, name: str
+    ) -> Op:
+        return Op(
+            *(kind, inputs, outputs, attributes, self._phase, self._stage, name, NOWHERE),
+        )

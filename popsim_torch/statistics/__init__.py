@@ -1,0 +1,36 @@
+"""Statistics of tensors: what can be asked for, what comes, and how it is computed and joined."""
+
+from popsim_torch.statistics.histogram import HistogramCounts
+from popsim_torch.statistics.merging import merge
+from popsim_torch.statistics.requests import (
+    MOST_SAMPLES,
+    MOST_TOP,
+    Counts,
+    Fingerprint,
+    Histogram,
+    Moments,
+    Request,
+    Sample,
+    TopK,
+)
+from popsim_torch.statistics.results import Statistics
+from popsim_torch.statistics.vectors import attributes_of, decode, length_of, statistics_of
+
+__all__ = [
+    "MOST_SAMPLES",
+    "MOST_TOP",
+    "Counts",
+    "Fingerprint",
+    "Histogram",
+    "HistogramCounts",
+    "Moments",
+    "Request",
+    "Sample",
+    "Statistics",
+    "TopK",
+    "attributes_of",
+    "decode",
+    "length_of",
+    "merge",
+    "statistics_of",
+]
