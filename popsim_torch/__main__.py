@@ -34,6 +34,11 @@ options of names:
                     several of these options list what one of them matches
   --json            print a list of objects
 
+options of diff:
+  --tolerance T  values may differ by T, relative; without it, bits are compared
+  --json         print the difference as JSON
+  The exit code is 0 if the runs are equal, 1 if they differ, 2 for a mistake.
+
 `python -m popsim_torch` is the same command.
 """
 _USAGE_ERROR = 2
