@@ -110,6 +110,9 @@ def _check(kind: str, name: str, number: object, most: int) -> None:
 class Statistics:
     """Statistics of one tensor. What was not asked for is None.
 
+    Moments, the largest values and samples are of the values as they are. The other counts and the
+    histogram are of the values in float32, to which integers are rounded.
+
     Attributes:
         count: The number of values.
         nans: The number of values that are NaN.
