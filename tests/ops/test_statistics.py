@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from popsim_torch import build_info
+from popsim_torch import _native, build_info, ir
 from popsim_torch.errors import InternalError
+from popsim_torch.passes.native_graph import to_native
 from tests.ops.num_threads import threads
 from tests.ops.one_op import LAYOUTS, OneOp, dtype_name
 
@@ -332,6 +333,37 @@ def test_the_dtype_does_not_change_the_fingerprint():
     assert fingerprint_on_device(x) == fingerprint_on_device(x.float())
     whole = sample(torch.int8, (3000,))
     assert fingerprint_on_device(whole) == fingerprint_on_device(whole.to(torch.int64))
+
+
+# --- In a program -------------------------------------------------------------
+
+
+def test_statistics_of_values_in_a_program():
+    """Of a value and of its transposed view, put together in one tensor."""
+    x = sample(torch.float32, (40, 30))
+    graph = ir.Graph()
+    weight = graph.add_tensor(ir.TensorKind.VARIABLE, x.dtype, x.shape)
+    value = graph.add_tensor(ir.TensorKind.VALUE, x.dtype, x.shape)
+    asked = {**NOTHING, "moments": True, "fingerprint": True}
+    length = length_of(asked, x.numel())
+    results = [graph.add_tensor(ir.TensorKind.VALUE, F64, (length,)) for _ in range(2)]
+    both = graph.add_tensor(ir.TensorKind.VARIABLE, F64, (2 * length,))
+    view = graph.add_view(value, (30, 40), (1, 30), 0)
+    forward = {"phase": ir.Phase.FORWARD}
+    graph.add_op("copy", [weight], [value], **forward, name="value")
+    for source, result in zip((value, view), results, strict=True):
+        graph.add_op("statistics", [source], [result], asked, **forward, name="statistics")
+    graph.add_op("cat", results, [both], {"axis": 0}, **forward, name="both")
+    with _native.translated_errors():
+        config = _native.RunConfig(1, 1, False, "sequential")
+        executable = _native.Executable(to_native(graph), config)
+        executable.write(weight.id, x)
+        executable.load()
+        executable.run([])
+    found = executable.read(both.id).reshape(2, length)
+    for row, values in zip(found, (x, x.T), strict=True):
+        assert torch.equal(row, compiled(values, **asked).run()[0])
+    assert (found[0, -2:] != found[1, -2:]).any()
 
 
 # --- Threads, processors, rules -----------------------------------------------

@@ -46,16 +46,22 @@ void Top::add(const Block& block, int32_t largest) {
 }
 
 void Top::add_floats(const Block& block, int64_t begin, int64_t end) {
+  double least = limit();
   for (int64_t i = begin; i < end; ++i) {
     const auto value = static_cast<double>(block.floats[i]);
-    if (std::abs(value) > limit()) insert(value, block.first + i);
+    if (!(std::abs(value) > least)) continue;
+    insert(value, block.first + i);
+    least = limit();
   }
 }
 
 void Top::add_exact(const Block& block) {
+  double least = limit();
   for (int64_t i = 0; i < block.count; ++i) {
     const double value = block.exact[i];
-    if (std::abs(value) > limit()) insert(value, block.first + i);
+    if (!(std::abs(value) > least)) continue;
+    insert(value, block.first + i);
+    least = limit();
   }
 }
 
