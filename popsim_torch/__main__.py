@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import sys
 
+from popsim_torch.capsules import replay_command
 from popsim_torch.processor import build_info
 from popsim_torch.runner import CannotStart, run_module, run_script
 
 _USAGE = """\
 usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim run [--replace] -m module [arguments ...]
+       popsim replay file.capsule
        popsim info
 
 commands:
   run   run a program written for PopTorch: `import poptorch` is popsim_torch,
         in the program and in the processes that it starts
+  replay  repeat the device iteration that Options.watch wrote to a file, and say
+          which op computed the first bad number
   info  print what this installation computes with
 
 options of run:
@@ -36,6 +40,8 @@ def main() -> int:
     if command == "info" and not rest:
         print(build_info())
         return 0
+    if command == "replay":
+        return replay_command(rest)
     if command == "run":
         return _run(rest)
     shown = " ".join(sys.argv[1:])

@@ -70,10 +70,10 @@ class VariableUse {
 };
 
 // Whether an iteration may fail in the middle or take any time: the program
-// calls the host, or has a loop that ends when a value says so.
+// checks numbers, calls the host, or has a loop that ends when a value says so.
 bool is_open_ended(const graph::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [&graph](const Op& op) {
-    return ops::find_op(op.kind).calls_host ||
+    return op.kind == "finite" || ops::find_op(op.kind).calls_host ||
            (op.kind == "loop" &&
             ops::OpCall(graph, op).attribute<bool>("conditional")) ||
            std::ranges::any_of(op.bodies, [](const auto& body) {

@@ -72,7 +72,7 @@ void ProgramRun::run(const Call& call) {
   last_micro_batch_.store(0, std::memory_order_relaxed);
   for (const auto& of_replica : lanes_) {
     for (const auto& lane : of_replica) {
-      lane->begin_run(call, num_iterations_, &ended_);
+      lane->begin_run(call, num_iterations_, &ended_, &checks_);
     }
   }
   const HeldElements held(call);
@@ -81,8 +81,10 @@ void ProgramRun::run(const Call& call) {
 
 void ProgramRun::run_iterations(const Call& call) {
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
-  for (int64_t i = 0; i < times && !ended_; ++i) {
+  for (int64_t i = call.first_iteration; i < times && !ended_; ++i) {
     const int64_t first_step = step_;
+    checks_.on = i != call.unchecked_iteration;
+    checks_.copies.clear();
     try {
       run_iteration(call, i);
       // In inference each micro-batch is one device iteration.
@@ -95,6 +97,11 @@ void ProgramRun::run_iterations(const Call& call) {
       throw;
     } catch (const Stopped&) {
       throw;
+    } catch (const ops::BadNumber&) {
+      give_up(first_step);
+      step_ = first_step;
+      bad_iteration_ = i;
+      throw;
     } catch (const UserError&) {
       // In other programs, whether the iteration is discarded would depend on
       // the time that it takes.
@@ -104,6 +111,11 @@ void ProgramRun::run_iterations(const Call& call) {
       throw;
     }
   }
+}
+
+void ProgramRun::skip_iteration() {
+  step_ += plan_.loop().gradient_accumulation;
+  ++num_iterations_;
 }
 
 void ProgramRun::run_iteration(const Call& call, int64_t iteration) {

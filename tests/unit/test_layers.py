@@ -25,6 +25,7 @@ PYTHON_LAYERS = (
     ("_C", "private_torch", "typed_torch"),
     (
         *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
+        "verdict",
         "tables",
     ),
     ("alias", "environment", "logs"),
@@ -46,7 +47,7 @@ PYTHON_LAYERS = (
     ("lowering",),
     ("files",),
     ("executor", "report"),
-    ("model", "loading", "loops"),
+    ("model", "loading", "loops", "capsules"),
     ("pipelining", "training"),
     ("__init__",),
     ("runner",),
