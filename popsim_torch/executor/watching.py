@@ -23,8 +23,8 @@ def check_watching(options: Options, *, is_loop: bool) -> None:
     if is_loop:
         raise not_supported_yet(
             "Options.watch",
-            "a loop of a function",
-            "Use Precision.enableFloatingPointExceptions there, or train with trainingModel.",
+            "a loop of poptorch.function or fit",
+            "Use Precision.enableFloatingPointExceptions there, or call a trainingModel in a loop.",
         )
     if options.Distributed.numProcesses > 1:
         raise not_supported_yet(

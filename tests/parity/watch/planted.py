@@ -259,7 +259,7 @@ PLANTED: dict[str, Planted] = {
     ),
     # --- Given ---
     "NaN in data": Planted(
-        Plain, {"source": "input", "index": (1, 3), "tensor": "x"}, "came in through", with_nan
+        Plain, {"source": "input", "index": (1, 3), "tensor": "input"}, "came in through", with_nan
     ),
     "infinite weight": Planted(
         BadWeight,

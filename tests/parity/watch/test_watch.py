@@ -248,5 +248,5 @@ def test_a_loop_of_a_function_is_refused():
 
         return poptorch.repeat(2, body, [x])
 
-    with pytest.raises(poptorch.Error, match=r"Options\.watch: a loop of a function"):
+    with pytest.raises(poptorch.Error, match=r"Options\.watch: a loop of poptorch\.function"):
         train(torch.ones(2, 4))
