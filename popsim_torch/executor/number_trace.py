@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from popsim_torch import _native
-from popsim_torch.ir import Graph, Op, Program, TensorKind
+from popsim_torch.ir import Graph, Op, Program, Role, TensorKind
 from popsim_torch.passes.check_numbers import WatchedTensors
 
 __all__ = ["Origin", "find_origin", "op_at"]
+
+_NO_MASKS = (Role.PARAMETER, Role.STATE, Role.ACCUMULATOR, Role.HYPER_PARAMETER)
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,9 @@ class _Search:
 
     def _given(self, position: int, tensor: int, noticed_in: int, maker: int | None) -> Origin:
         """Return the origin of a number that came in with a tensor."""
-        if maker is not None:
+        graph, _ = op_at(self._program, self._executions[position].path)
+        if maker is not None and graph.root_of(tensor).role not in _NO_MASKS:
+            # It may be a mask.
             return Origin(self._executions[maker], noticed_in, given_infinity=tensor)
         return Origin(self._executions[position], noticed_in, given=tensor)
 

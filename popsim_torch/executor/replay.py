@@ -175,8 +175,7 @@ class Replayer:
         exact = exact_value(failed)
         notes = [note] if note else []
         if origin.given_infinity is not None:
-            named = _name(graph, graph.tensors[origin.given_infinity], op)
-            notes.append(f"the infinity is in '{named}' on purpose, or came in with it")
+            notes.append(self._about_infinity(iteration, origin, graph, origin.given_infinity))
         outer = self._program.graph.ops[execution.path[0]]
         if op is not outer:
             notes.append(f"the op is in the body of '{outer.name}'")
@@ -203,6 +202,18 @@ class Replayer:
             noticed_in=self._noticed(origin),
             note="; ".join(notes),
         )
+
+    def _about_infinity(
+        self, iteration: Iteration, origin: Origin, graph: Graph, tensor_id: int
+    ) -> str:
+        """Return where an infinity came from that no arithmetic made, such as one of a mask."""
+        tensor = graph.root_of(tensor_id)
+        name = _name(graph, tensor, None)
+        if tensor.kind == TensorKind.VALUE or graph is not self._program.graph:
+            return f"the infinity is in '{name}', which was filled with it"
+        value = self._value_before(iteration, origin, tensor)
+        place = "" if value is None else f" at {_first_bad(value)}"
+        return f"the infinity came in with the {self._source(tensor)} '{name}'{place}"
 
     def _given(self, iteration: Iteration, origin: Origin, tensor_id: int, note: str) -> Verdict:
         """Return the verdict about a number that came in with an input or a variable."""
@@ -268,8 +279,7 @@ class Replayer:
 
     def _noticed(self, origin: Origin) -> str:
         graph = self._program.graph
-        tensor = graph.tensors[origin.noticed_in]
-        return tensor.name or graph.root(tensor).name
+        return _name(graph, graph.tensors[origin.noticed_in], None)
 
     def _source(self, tensor: Tensor) -> str:
         if tensor.kind == TensorKind.INPUT:
@@ -323,8 +333,14 @@ def _first_bad(values: torch.Tensor) -> tuple[int, ...]:
 
 
 def _name(graph: Graph, tensor: Tensor, op: Op | None) -> str:
-    """Return the name of a tensor; that of its memory or of its op, if it has none."""
-    return tensor.name or (op.name if op is not None else "") or graph.root(tensor).name or "?"
+    """Return the name of a tensor; that of a view of all of it, or of its op, if it has none."""
+    if tensor.name:
+        return tensor.name
+    root = graph.root(tensor)
+    for name, i in graph.names.items():
+        if graph.root_of(i) is root and graph.tensors[i].numel == tensor.numel:
+            return name
+    return root.name or ("a value" if op is None else op.name)
 
 
 def _numbers(name: str, values: torch.Tensor, element: float | None) -> OperandNumbers:

@@ -154,6 +154,20 @@ class Cross(nn.Module):
         return nn.functional.cross_entropy(square, torch.tensor([0, 1]))
 
 
+class LargeProduct(nn.Module):
+    """All values and their gradients are finite, and the gradient of the first weight is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(128, 128, bias=False)
+        self.last = nn.Linear(128, 4)
+        nn.init.zeros_(self.first.weight)
+        nn.init.constant_(self.last.weight, 10.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return poptorch.identity_loss(self.last(self.first(x)), "sum")
+
+
 class Staged(nn.Module):
     """The second stage takes the logarithm of zero."""
 
@@ -275,14 +289,14 @@ PLANTED: dict[str, Planted] = {
         Plain, {"source": "op", "phase": "update"}, "", filled(1e5), sgd(1e35)
     ),
     "product of an update": Planted(
-        lambda: Plain(nn.Linear(4, 64), nn.Linear(64, 4)),
-        {"source": "op", "tensor": "Gradient___layers.0.weight"},
-        "",
-        filled(1e38),
+        LargeProduct,
+        {"source": "op", "tensor": "Gradient___first.weight", "phase": "backward"},
+        "overflow of float32",
+        lambda: (torch.full((2, 128), 1e38),),
         sgd(1e-30),
     ),
     "Adam without eps": Planted(
-        Plain, {"source": "op", "phase": "update"}, "", filled(0.0), adam(eps=0.0)
+        Plain, {"source": "op", "phase": "update"}, "", filled(0.0), adam(eps=1e-60)
     ),
     # --- Positions ---
     "micro-batch 3 of 4": Planted(

@@ -55,13 +55,14 @@ def test_there_are_thirty_faults():
 @pytest.mark.parametrize("name", ["division by zero", "micro-batch 3 of 4", "velocities"])
 def test_the_model_can_be_used_after_the_error(name):
     planted = PLANTED[name]
-    training, _, _ = train_until_bad(planted)
-    fine = healthy_inputs(planted)
-    loss = training(*fine)
-    assert loss.isfinite().all()
-    with pytest.raises(poptorch.BadNumberError):
+    training, _, error = train_until_bad(planted)
+    with pytest.raises(poptorch.BadNumberError) as again:
         training(*planted.inputs())
+    assert str(again.value) == str(error)
+    fine = healthy_inputs(planted)
+    before = training.model.last.weight.clone()
     assert training(*fine).isfinite().all()
+    assert not torch.equal(training.model.last.weight, before)
 
 
 def test_iterations_before_the_bad_one_have_trained():

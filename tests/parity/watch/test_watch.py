@@ -33,7 +33,7 @@ OPTIMIZERS = {
         model.parameters(), lr=0.1, momentum=0.9, use_combined_accum=True
     ),
     "adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
-    "without eps": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, eps=0.0),
+    "without eps": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-60),
     "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01, centered=True),
 }
 
@@ -86,7 +86,9 @@ def test_updates_that_are_fused_with_products_are_checked_at_their_operands():
         training(x)
     kinds = [op.kind for op in training.compiled.host_program.graph.ops]
     assert "sgd_product_update" in kinds
-    assert (caught.value.verdict.source, caught.value.verdict.index) == ("input", (1, 7))
+    verdict = caught.value.verdict
+    assert (verdict.source, verdict.op, verdict.layer) == ("op", "matmul", "layers/1")
+    assert "the infinity came in with the input 'input' at (1, 7)" in verdict.note
 
 
 # --- Callbacks ---
