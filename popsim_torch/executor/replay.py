@@ -333,14 +333,17 @@ def _first_bad(values: torch.Tensor) -> tuple[int, ...]:
 
 
 def _name(graph: Graph, tensor: Tensor, op: Op | None) -> str:
-    """Return the name of a tensor; that of a view of all of it, or of its op, if it has none."""
+    """Return the name of a tensor; that of a view of it, or of the op that writes it, if none."""
     if tensor.name:
         return tensor.name
     root = graph.root(tensor)
     for name, i in graph.names.items():
         if graph.root_of(i) is root and graph.tensors[i].numel == tensor.numel:
             return name
-    return root.name or ("a value" if op is None else op.name)
+    if root.name:
+        return root.name
+    writers = [one.name for one in graph.ops if root in graph.roots(one.outputs)]
+    return next(filter(None, [op.name if op else "", *writers]), "an input of the body")
 
 
 def _numbers(name: str, values: torch.Tensor, element: float | None) -> OperandNumbers:

@@ -8,10 +8,12 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 
 #include "ops/number_checks.h"
 #include "ops/op_def.h"
@@ -63,6 +65,21 @@ float magnitude_of(DType dtype, int64_t bits) {
   }
 }
 
+// A walk over the elements in the order of their addresses.
+StridedWalk walk_in_memory(const graph::Tensor& tensor) {
+  std::vector<size_t> axes(tensor.shape.size());
+  std::iota(axes.begin(), axes.end(), size_t{0});
+  std::ranges::stable_sort(axes, std::ranges::greater{},
+                           [&](size_t axis) { return tensor.strides[axis]; });
+  Shape shape;
+  Strides strides;
+  for (const size_t axis : axes) {
+    shape.push_back(tensor.shape[axis]);
+    strides.push_back(tensor.strides[axis]);
+  }
+  return {shape, strides};
+}
+
 // A tensor of which the largest number is wanted.
 class MagnitudeInput {
  public:
@@ -71,7 +88,7 @@ class MagnitudeInput {
         name_(op.input(input).name),
         dtype_(op.input(input).dtype),
         bytes_(static_cast<size_t>(op.input(input).bytes())),
-        walk_(op.input(input).shape, op.input(input).strides),
+        walk_(walk_in_memory(op.input(input))),
         tasks_(threads::elements(op.input(input).numel()),
                op.input(input).numel()) {}
 

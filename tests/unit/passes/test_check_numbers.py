@@ -66,7 +66,9 @@ def test_checks_enclose_the_update():
     assert add_checks(trained, training=True) == 3
     kinds = [op.kind for op in trained.graph.ops if op.phase == Phase.UPDATE]
     assert (kinds[0], kinds[-1]) == (CHECK, CHECK)
-    before, after = (op for op in trained.graph.ops if op.kind == CHECK and op.phase == Phase.UPDATE)
+    before, after = (
+        op for op in trained.graph.ops if op.kind == CHECK and op.phase == Phase.UPDATE
+    )
     assert before.attributes["kept"] == len(after.inputs)
     assert before.attributes["divisors"] > 0
     assert (before.attributes["after"], after.attributes["after"]) == (False, True)
