@@ -70,10 +70,10 @@ class VariableUse {
 };
 
 // Whether an iteration may fail in the middle or take any time: the program
-// checks numbers, calls the host, or has a loop that ends when a value says so.
+// calls the host, or has a loop that ends when a value says so.
 bool is_open_ended(const graph::Graph& graph) {
   return std::ranges::any_of(graph.ops(), [&graph](const Op& op) {
-    return op.kind == "finite" || ops::find_op(op.kind).calls_host ||
+    return ops::find_op(op.kind).calls_host ||
            (op.kind == "loop" &&
             ops::OpCall(graph, op).attribute<bool>("conditional")) ||
            std::ranges::any_of(op.bodies, [](const auto& body) {
@@ -82,13 +82,19 @@ bool is_open_ended(const graph::Graph& graph) {
   });
 }
 
+// Whether the program ends an iteration when a number is NaN or infinite.
+bool checks_numbers(const graph::Graph& graph) {
+  return std::ranges::any_of(graph.ops(),
+                             [](const Op& op) { return op.kind == "finite"; });
+}
+
 }  // namespace
 
 Checkpoint::Checkpoint(const Plan& plan)
     : plan_(plan),
       graph_(plan.graph()),
       always_(plan.waits_in_iteration() || plan.updates_in_iteration() ||
-              is_open_ended(graph_)) {
+              is_open_ended(graph_) || checks_numbers(graph_)) {
   VariableUse use(graph_);
   changed_ = std::move(use.changed);
   for (size_t i = 0; i < changed_.size(); ++i) {
