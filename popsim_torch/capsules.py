@@ -21,15 +21,13 @@ def replay(path: str | os.PathLike[str]) -> Verdict:
     """Repeat the device iteration in a capsule, and return where its first bad number came from.
 
     The iteration has the weights, states, inputs and random numbers that it had, and the same bits
-    on every machine. Reading the file runs no code from it; a program with ops of ``custom_op``
-    needs them to be registered.
+    on every machine. Reading the file runs no code from it.
 
     Args:
         path: A file that ``Options.watch(capsule=...)`` wrote.
 
     Raises:
-        Error: The file is damaged or of another kind, or its program calls functions of
-            ``poptorch.CPU``, whose code is not in the file.
+        Error: The file cannot be read, is damaged, or is of another kind.
         UsageAssertionError: Another version of the package wrote the file.
     """
     return _repeated(read_capsule(path))

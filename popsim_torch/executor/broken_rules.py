@@ -66,6 +66,8 @@ def op_title(op: Op) -> str:
         return " and ".join(dict.fromkeys(names)) or "copy"
     if op.kind == "aten":
         return str(attributes["operator"])
+    if op.kind == "custom":
+        return f"{attributes['domain']}::{attributes['name']}"
     return op.kind
 
 

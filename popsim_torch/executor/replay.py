@@ -11,7 +11,6 @@ import torch
 
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.errors import Error
 from popsim_torch.executor.broken_rules import FailedOp, exact_value, op_title, rule_of
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compiled_model import CompiledModel
@@ -101,7 +100,7 @@ class Replayer:
         program: The program, before it is fitted to a host.
         run: How it runs, see ``Iteration``.
         training: Whether it trains.
-        host_code: The host functions that it calls; None if it calls none, or they are unknown.
+        host_code: The host functions that it calls; None if it calls none.
     """
 
     def __init__(
@@ -132,18 +131,11 @@ class Replayer:
         """Repeat an iteration, and return where its first bad number came from.
 
         Raises:
-            Error: The program calls functions of the host that are not at hand.
+            Error: The run was stopped.
         """
-        calls_host = any(
-            op.kind == "host_call" for graph in graphs(self._program.graph) for op in graph.ops
-        )
-        if calls_host and self._host_code is None:
-            raise Error(
-                "replay: the program calls functions of poptorch.CPU, and the file of an iteration "
-                "does not have their code. Look at the verdict that came with the file."
-            )
         record = self._repeat(iteration, copied=-1)
         origin = find_origin(self._program, self._watched, record.executions)
+        calls_host = self._host_code is not None
         note = "the repeated iteration called the functions of poptorch.CPU" if calls_host else ""
         if origin is None:
             return self._unknown(iteration, record.error, note)

@@ -13,6 +13,7 @@ from popsim_torch.errors import BadNumberError, Error
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.replay import Iteration, Replayer, iteration_of_failed_run
 from popsim_torch.files.capsule import Capsule, write_capsule
+from popsim_torch.files.operators import foreign_operators
 from popsim_torch.options.watching import NumberWatching
 from popsim_torch.processes.exchange import ExchangeParts
 from popsim_torch.verdict import Verdict
@@ -84,6 +85,14 @@ class NumberWatcher:
 
     def _save(self, iteration: Iteration, verdict: Verdict) -> Path | None:
         if self._watching.capsule is None:
+            return None
+        foreign = foreign_operators(iteration.program.graph)
+        if foreign:
+            logs.python.warning(
+                "Options.watch: no capsule is written, since the program calls %s, and a file "
+                "cannot hold that code.",
+                ", ".join(foreign),
+            )
             return None
         path = Path(self._watching.capsule)
         if path.suffix != _SUFFIX:

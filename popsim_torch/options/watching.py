@@ -69,7 +69,9 @@ class WatchOptions(OptionsGroup):
                 and weights keep their values; otherwise the update happens as it would have. The
                 outputs of an iteration that is left out have no meaning.
             capsule: A folder, or a file whose name ends in ``.capsule``: all that repeats the
-                iteration is written there, for ``popsim replay`` and ``poptorch.replay``.
+                iteration is written there, for ``popsim replay`` and ``poptorch.replay``. A program
+                that calls ``poptorch.CPU`` or ``custom_op`` has no such file, since files have no
+                code.
 
         Returns:
             The options.
