@@ -205,7 +205,8 @@ def _rule_of_whole(failed: FailedOp, exact: float | None) -> str:
     operands = [x for x in failed.operands if x is not None and x.is_floating_point()]
     has_infinity = any(bool(x.isinf().any()) for x in operands)
     kind = dtype_name(failed.dtype)
-    if op_table()[failed.op.kind].family == "custom" or failed.op.kind == "host_call":
+    entry = op_table()[failed.op.kind]
+    if entry.family == "custom" or (entry.family == "host" and entry.calls_host):
         return f"the code of the user computed {failed.value:g} from finite operands"
     if math.isnan(failed.value):
         if has_infinity:
