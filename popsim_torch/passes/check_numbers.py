@@ -25,8 +25,8 @@ CHECK = "finite"
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _SUMS = "all_reduce"
 _PER_MICRO_BATCH = (Phase.FORWARD, Phase.BACKWARD)
-# Updates multiply a few numbers of this size at most, or add up products of two of them.
-_LIMIT = 1e12
+# Updates add up products of two numbers of this size, and multiply the sum by a third.
+_LIMIT = 1e9
 # The same for weights in float16, of which the largest is 65504.
 _HALF_LIMIT = 256.0
 _ALWAYS = -1.0

@@ -155,6 +155,56 @@ def test_an_error_of_the_callback_ends_the_call():
         losses_with(stop, with_bad_iterations(0))
 
 
+# --- What is not blamed ---
+
+
+class Harmless(nn.Module):
+    """Bad numbers that are left out, a mask that is infinite on purpose, and then a fault."""
+
+    def forward(self, x):
+        logarithms = torch.where(x > 0, x.log(), 0.0)
+        attention = x.masked_fill(x > 0, -torch.inf).softmax(1)
+        return (logarithms + attention - 5).sqrt()
+
+
+def test_bad_numbers_that_did_not_lead_to_the_failed_check_are_not_blamed():
+    running = poptorch.inferenceModel(Harmless(), make_options().watch())
+    with pytest.raises(poptorch.BadNumberError) as caught:
+        running(torch.tensor([[1.0, -1.0, 0.0]]))
+    assert caught.value.verdict.op == "sqrt"
+
+
+# --- Queues ---
+
+
+class Enqueuing(nn.Module):
+    def __init__(self, queue):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.queue = queue
+        nn.init.eye_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def forward(self, x):
+        hidden = self.fc(x)
+        self.queue.enqueue(hidden)
+        hidden = poptorch.ipu_print_tensor(hidden, "hidden")
+        return poptorch.identity_loss(hidden.log(), "mean")
+
+
+def test_the_repeated_iteration_enqueues_and_prints_nothing(capfd):
+    queue = poptorch.OutfeedQueue()
+    model = Enqueuing(queue)
+    training = poptorch.trainingModel(
+        model, make_options().watch(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    with pytest.raises(poptorch.BadNumberError) as caught:
+        training(-torch.ones(2, 4))
+    assert caught.value.verdict.op == "log"
+    assert capfd.readouterr().err.count("hidden") == 1
+    assert torch.equal(queue.dequeue(), -torch.ones(1, 2, 4))
+
+
 # --- Inference ---
 
 
