@@ -12,6 +12,7 @@ from popsim_torch.annotations import (
 )
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
 from popsim_torch.attributes import Attribute, accessAttributes
+from popsim_torch.capsules import replay
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popsim_torch.control_flow import cond, for_loop
 from popsim_torch.custom_ops import custom_op, custom_op_include, register_custom_op
@@ -36,6 +37,7 @@ from popsim_torch.enums import (
     VariableRetrievalMode,
 )
 from popsim_torch.errors import (
+    BadNumberError,
     ConfigFileError,
     Error,
     RecoverableError,
@@ -152,6 +154,7 @@ from popsim_torch.training import (
     fit,
     predict,
 )
+from popsim_torch.verdict import OperandNumbers, Verdict
 from popsim_torch.version import __version__
 
 __all__ = [
@@ -160,6 +163,7 @@ __all__ = [
     "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
+    "BadNumberError",
     "BeginBlock",
     "Block",
     "BlockFunction",
@@ -195,6 +199,7 @@ __all__ = [
     "MultiConv",
     "MultiConvPlanType",
     "NameScope",
+    "OperandNumbers",
     "Options",
     "Outfeed",
     "OutfeedCallback",
@@ -233,6 +238,7 @@ __all__ = [
     "Traffic",
     "UnrecoverableError",
     "VariableRetrievalMode",
+    "Verdict",
     "__version__",
     "accessAttributes",
     "balanced_pipeline_stages",
@@ -291,6 +297,7 @@ __all__ = [
     "register_custom_op",
     "removeBlocks",
     "repeat",
+    "replay",
     "reset_pipeline_stage_assignment",
     "serializedMatMul",
     "setLogLevel",
