@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from popsim_torch import _native, logs
-from popsim_torch.ir import LoopCounts, Phase, Program, tensor_infos
-from popsim_torch.ir.selecting import choose, near_names
+from popsim_torch import _native
+from popsim_torch.ir import LoopCounts, Phase, Program, select_tensors, tensor_infos
 from popsim_torch.observe.record import Record
 from popsim_torch.options.observing import Observation
 from popsim_torch.passes.observe import ObservedBlock, ObservedTensor, add_observations
 from popsim_torch.statistics import Histogram, Request, Statistics, decode, merge
-from popsim_torch.tensors import words_of
 
 __all__ = ["Observed", "Observer", "observe_program"]
 
@@ -64,18 +62,10 @@ def _chosen(program: Program, observations: Sequence[Observation]) -> list[Obser
     """Return the tensors that the selections mean, in the order of the program."""
     if not observations:
         return []
-    infos = tensor_infos(program)
     requests: dict[str, list[Request]] = {}
     by_micro_batch: set[str] = set()
     for one in observations:
-        chosen = choose(one.select, infos)
-        for part in chosen.idle:
-            near = ", ".join(map(repr, near_names(part, [info.name for info in infos])))
-            logs.python.warning(
-                "Options.observe: %s matches none of the %d tensors of this graph. Near names: %s.",
-                *(words_of(part), len(infos), near),
-            )
-        for info in chosen.tensors:
+        for info in select_tensors(program, one.select, "Options.observe"):
             # Others are computed only if they are anchored.
             if info.name in program.graph.names:
                 requests.setdefault(info.name, []).extend(one.requests)
@@ -84,7 +74,7 @@ def _chosen(program: Program, observations: Sequence[Observation]) -> list[Obser
     # One tensor may have several names, and is observed under the first one.
     seen: set[int] = set()
     found = []
-    for info in infos:
+    for info in tensor_infos(program):
         if info.name not in requests or (number := program.graph.names[info.name]) in seen:
             continue
         seen.add(number)

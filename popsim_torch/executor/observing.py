@@ -21,7 +21,8 @@ from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.observe.sinks import SafeSink
 from popsim_torch.records import RunWriter
 from popsim_torch.statistics import Counts, Fingerprint, Moments, Request, Sample
-from popsim_torch.tensors import Select, TensorInfo
+from popsim_torch.tensors import TensorInfo
+from popsim_torch.tensors.selections import Select
 
 __all__ = ["ObservedTensors", "Observing"]
 

@@ -440,6 +440,9 @@ def test_mistakes(caplog):
     assert training.observations() == []
     with pytest.raises(poptorch.Error, match="compiled already"):
         training.record("anywhere")
+    misspelt = poptorch.inferenceModel(Model(), poptorch.Options().observe("layers.2.wieght"))
+    with pytest.raises(poptorch.Error, match=r"layers\.2\.weight"):
+        misspelt(*(part[:BATCH] for part in data()[0]))
     plain = poptorch.inferenceModel(Model())
     for call in (plain.observations, lambda: plain.add_sink(_Kept())):
         with pytest.raises(poptorch.Error, match="observe nothing"):
