@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "base/numbers.h"
 #include "ops/observe/blocks.h"
 #include "ops/observe/fingerprint.h"
 #include "ops/observe/histogram.h"
@@ -69,11 +68,11 @@ class Statistics final : public Kernel {
   explicit Statistics(const OpView& op)
       : requests_(op),
         numel_(op.input(0).numel()),
-        reader_(op, requests_.fingerprint),
+        reader_(op, requests_.fingerprint,
+                requests_.fingerprint || requests_.top > 0),
         counter_(smallest_normal(op.input(0).dtype)),
         out_(op.output_id(0)),
-        tasks_(threads::elements(kValueCost * numel_),
-               ceil_div(numel_, observe::kBlock)) {
+        tasks_(threads::elements(kValueCost * numel_), reader_.num_blocks()) {
     parts_.reserve(static_cast<size_t>(tasks_.count()));
     for (int64_t i = 0; i < tasks_.count(); ++i) {
       parts_.emplace_back(requests_, numel_ / tasks_.count(), reader_);
@@ -85,9 +84,7 @@ class Statistics final : public Kernel {
       Part& part = parts_[static_cast<size_t>(task)];
       part.clear();
       for (int64_t i = blocks.begin; i < blocks.end; ++i) {
-        const int64_t first = i * observe::kBlock;
-        const int64_t count = std::min(observe::kBlock, numel_ - first);
-        add(reader_.read(context, first, count, part.memory), part);
+        add(reader_.read(context, i, part.memory), part);
       }
       if (part.bins) part.bins->fold();
     });
