@@ -42,7 +42,7 @@ struct Part {
   }
 
   void clear() {
-    nans = infs = 0;
+    others = {};
     moments = {};
     sizes = {};
     fingerprint = 0;
@@ -50,8 +50,7 @@ struct Part {
     if (bins) bins->clear();
   }
 
-  int64_t nans = 0;
-  int64_t infs = 0;
+  observe::OtherCounts others;
   observe::Moments moments;
   observe::SizeCounts sizes;
   uint64_t fingerprint = 0;
@@ -135,10 +134,13 @@ int32_t Statistics::add_floats(const Block& block, Part& part) const {
   }
   const int32_t largest = observe::largest_magnitude(block.floats, block.count);
   if (largest < observe::kInfinityBits) return largest;
-  float* finite = part.finite.data();
-  const int64_t count = observe::take_finite(block.floats, block.count, finite,
-                                             part.nans, part.infs);
-  if (requests_.moments) part.moments.add(observe::moments_of(finite, count));
+  observe::count_others(block.floats, block.count, part.others);
+  if (requests_.moments) {
+    float* finite = part.finite.data();
+    const int64_t count =
+        observe::take_finite(block.floats, block.count, finite);
+    part.moments.add(observe::moments_of(finite, count));
+  }
   return largest;
 }
 
@@ -148,8 +150,8 @@ int32_t Statistics::add_exact(const Block& block, Part& part) const {
   const double* values = block.exact;
   int64_t count = block.count;
   if (largest >= observe::kInfinityBits) {
-    count = observe::take_finite(values, count, part.finite_exact.data(),
-                                 part.nans, part.infs);
+    observe::count_others(values, count, part.others);
+    count = observe::take_finite(values, count, part.finite_exact.data());
     values = part.finite_exact.data();
   }
   if (requests_.moments) part.moments.add(observe::moments_of(values, count));
@@ -161,8 +163,8 @@ Part& Statistics::join() {
   Part& all = parts_.front();
   for (size_t i = 1; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
-    all.nans += part.nans;
-    all.infs += part.infs;
+    all.others.nans += part.others.nans;
+    all.others.infs += part.others.infs;
     all.moments.add(part.moments);
     all.sizes.zeros += part.sizes.zeros;
     all.sizes.subnormals += part.sizes.subnormals;
@@ -176,7 +178,7 @@ Part& Statistics::join() {
 
 void Statistics::write(const RunContext& context, const Part& all) const {
   auto* out = context.data<double>(out_);
-  for (const int64_t number : {numel_, all.nans, all.infs}) {
+  for (const int64_t number : {numel_, all.others.nans, all.others.infs}) {
     *out++ = static_cast<double>(number);
   }
   if (requests_.moments) out = write_moments(all.moments, out);
@@ -184,7 +186,8 @@ void Statistics::write(const RunContext& context, const Part& all) const {
     const observe::SizeCounts& sizes = all.sizes;
     for (const int64_t number :
          {sizes.zeros, sizes.subnormals,
-          sizes.half_overflows - all.nans - all.infs, sizes.half_underflows}) {
+          sizes.half_overflows - all.others.nans - all.others.infs,
+          sizes.half_underflows}) {
       *out++ = static_cast<double>(number);
     }
   }
