@@ -205,6 +205,17 @@ def test_the_repeated_iteration_enqueues_and_prints_nothing(capfd):
     assert torch.equal(queue.dequeue(), -torch.ones(1, 2, 4))
 
 
+def test_an_iteration_that_cannot_be_repeated(monkeypatch):
+    def fail(*args, **kwargs):
+        raise poptorch.Error("no memory is left")
+
+    monkeypatch.setattr("popsim_torch.executor.replay.build_executable", fail)
+    _, _, error = train_until_bad(PLANTED["log of zero"])
+    assert error.verdict.source == "unknown"
+    assert "the iteration cannot be repeated (no memory is left)" in error.verdict.rule
+    assert "the check says: 'IdentityLoss:0' has NaN or an infinity" in str(error)
+
+
 # --- Inference ---
 
 
