@@ -15,11 +15,11 @@ usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim info
 
 commands:
-  run   run a program written for PopTorch: `import poptorch` is popsim_torch,
-        in the program and in the processes that it starts
+  run     run a program written for PopTorch: `import poptorch` is popsim_torch,
+          in the program and in the processes that it starts
   replay  repeat the device iteration that Options.watch wrote to a file, and say
-          which op computed the first bad number
-  info  print what this installation computes with
+          where its first bad number came from
+  info    print what this installation computes with
 
 options of run:
   --replace  replace another installed poptorch

@@ -313,3 +313,17 @@ def test_a_loop_of_a_function_is_refused():
 
     with pytest.raises(poptorch.Error, match=r"Options\.watch: a loop of poptorch\.function"):
         train(torch.ones(2, 4))
+
+
+def test_several_processes_are_refused():
+    options = make_options().watch()
+    options.Distributed.configureProcessId(0, 2)
+    training = poptorch.trainingModel(Base(torch.log), options)
+    with pytest.raises(poptorch.Error, match=r"Options\.watch: training in several processes"):
+        training.compile(torch.ones(2, 4))
+
+
+def test_a_clone_watches_with_the_same_function():
+    then = [].append
+    options = make_options().watch(then=then)
+    assert options.clone()._watching == options._watching
