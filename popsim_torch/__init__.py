@@ -12,6 +12,7 @@ from popsim_torch.annotations import (
 )
 from popsim_torch.arguments import ICustomArgParser, registerCustomArgParser
 from popsim_torch.attributes import Attribute, accessAttributes
+from popsim_torch.capsules import replay
 from popsim_torch.compile_hooks import registerPostCompileHook, registerPreCompileHook
 from popsim_torch.control_flow import cond, for_loop
 from popsim_torch.custom_ops import custom_op, custom_op_include, register_custom_op
@@ -36,6 +37,7 @@ from popsim_torch.enums import (
     VariableRetrievalMode,
 )
 from popsim_torch.errors import (
+    BadNumberError,
     ConfigFileError,
     Error,
     RecoverableError,
@@ -166,6 +168,7 @@ from popsim_torch.training import (
     fit,
     predict,
 )
+from popsim_torch.verdict import OperandNumbers, Verdict
 from popsim_torch.version import __version__
 
 __all__ = [
@@ -174,6 +177,7 @@ __all__ = [
     "AsynchronousDataAccessor",
     "Attribute",
     "AutoStage",
+    "BadNumberError",
     "BeginBlock",
     "Block",
     "BlockFunction",
@@ -215,6 +219,7 @@ __all__ = [
     "MultiConvPlanType",
     "NameScope",
     "ObservedTensors",
+    "OperandNumbers",
     "Options",
     "Outfeed",
     "OutfeedCallback",
@@ -258,6 +263,7 @@ __all__ = [
     "Traffic",
     "UnrecoverableError",
     "VariableRetrievalMode",
+    "Verdict",
     "__version__",
     "accessAttributes",
     "balanced_pipeline_stages",
@@ -317,6 +323,7 @@ __all__ = [
     "register_custom_op",
     "removeBlocks",
     "repeat",
+    "replay",
     "reset_pipeline_stage_assignment",
     "serializedMatMul",
     "setLogLevel",

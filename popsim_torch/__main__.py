@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 
 from popsim_torch import names_command
+from popsim_torch.capsules import replay_command
 from popsim_torch.processor import build_info
 from popsim_torch.records.command import diff
 from popsim_torch.runner import CannotStart, run_module, run_script
@@ -14,17 +15,20 @@ _USAGE = """\
 usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim run [--replace] -m module [arguments ...]
        popsim names file.py:function [--select PATTERN ...] [--json]
-       popsim info
        popsim diff [--tolerance T] [--json] run_a run_b
+       popsim replay file.capsule
+       popsim info
 
 commands:
-  run   run a program written for PopTorch: `import poptorch` is popsim_torch,
-        in the program and in the processes that it starts
-  names list the tensors of a model: names, shapes, dtypes, bytes, by module;
-        the function of the file returns (model, inputs), (model, inputs,
-        optimizer), or (executor, inputs)
-  info  print what this installation computes with
-  diff  say where two recorded runs first differ
+  run     run a program written for PopTorch: `import poptorch` is popsim_torch,
+          in the program and in the processes that it starts
+  names   list the tensors of a model: names, shapes, dtypes, bytes, by module;
+          the function of the file returns (model, inputs), (model, inputs,
+          optimizer), or (executor, inputs)
+  diff    say where two recorded runs first differ
+  replay  repeat the device iteration that Options.watch wrote to a file, and say
+          where its first bad number came from
+  info    print what this installation computes with
 
 options of run:
   --replace  replace another installed poptorch
@@ -33,6 +37,11 @@ options of names:
   --select PATTERN  list only tensors with such names ('Gradient___*.weight');
                     several of these options list what one of them matches
   --json            print a list of objects
+
+options of diff:
+  --tolerance T  values may differ by T, relative; without it, bits are compared
+  --json         print the difference as JSON
+  The exit code is 0 if the runs are equal, 1 if they differ, 2 for a mistake.
 
 `python -m popsim_torch` is the same command.
 """
@@ -103,6 +112,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "names": _names,
     "info": _info,
     "diff": diff,
+    "replay": replay_command,
 }
 """What each command does with its arguments; it returns the exit code."""
 

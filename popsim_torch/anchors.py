@@ -18,7 +18,7 @@ from popsim_torch.errors import (
     closest_names,
     listed_names,
 )
-from popsim_torch.tensors import Selection, as_selection, is_plain_name, words_of
+from popsim_torch.tensors.selections import Selection, as_selection, is_plain_name, words_of
 
 __all__ = [
     "AnchorRequest",

@@ -11,9 +11,13 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from popsim_torch.verdict import Verdict
 
 __all__ = [
+    "BadNumberError",
     "ConfigFileError",
     "Error",
     "InternalError",
@@ -149,6 +153,28 @@ class RecoverableError(Error):
 
 class UnrecoverableError(Error):
     """The (simulated) machine failed, and no reset makes it usable again."""
+
+
+class BadNumberError(Error):
+    """A number of a model became NaN or infinite, and ``Options.watch`` ends the call.
+
+    Args:
+        message: The verdict as a text.
+        verdict: Where the number came from.
+
+    Attributes:
+        verdict: As given.
+    """
+
+    def __init__(self, message: str, verdict: Verdict) -> None:
+        self.verdict = verdict
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        return self._with_context(self.message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.verdict), self.__dict__.copy()
 
 
 class InternalError(Error):

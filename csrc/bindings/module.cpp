@@ -14,6 +14,7 @@
 #include "bindings/runtime.h"
 #include "graph/graph.h"
 #include "ops/check.h"
+#include "ops/number_checks.h"
 #include "schedule/action.h"
 
 namespace py = pybind11;
@@ -27,7 +28,10 @@ using graph::Tensor;
 using graph::TensorId;
 
 void bind_errors(py::module_& m) {
-  py::register_exception<UserError>(m, "UserError", PyExc_RuntimeError);
+  const auto& user_error =
+      py::register_exception<UserError>(m, "UserError", PyExc_RuntimeError);
+  // Of the classes that fit, the one that is registered last is raised.
+  py::register_exception<ops::BadNumber>(m, "BadNumber", user_error);
   py::register_exception<InternalError>(m, "InternalError", PyExc_RuntimeError);
 }
 

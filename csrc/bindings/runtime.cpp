@@ -18,8 +18,11 @@ namespace {
 using graph::Graph;
 using graph::TensorId;
 using runtime::ActionTime;
+using runtime::BadExecution;
+using runtime::BadTensor;
 using runtime::Company;
 using runtime::Executable;
+using runtime::NumberRecord;
 using runtime::Plan;
 using runtime::RunConfig;
 using runtime::Timeline;
@@ -138,10 +141,31 @@ void bind_plan(py::module_& m) {
       .def("arena_ranges", &arena_ranges);
 }
 
+void bind_numbers(py::module_& m) {
+  py::class_<BadTensor>(m, "BadTensor")
+      .def_readonly("tensor", &BadTensor::tensor)
+      .def_readonly("nan", &BadTensor::nan)
+      .def_readonly("infinity", &BadTensor::infinity);
+  py::class_<BadExecution>(m, "BadExecution")
+      .def_readonly("path", &BadExecution::path)
+      .def_readonly("number", &BadExecution::number)
+      .def_readonly("micro_batch", &BadExecution::micro_batch)
+      .def_readonly("iteration", &BadExecution::iteration)
+      .def_readonly("replica", &BadExecution::replica)
+      .def_readonly("operands", &BadExecution::operands)
+      .def_readonly("results", &BadExecution::results);
+  py::class_<NumberRecord>(m, "NumberRecord")
+      .def_readonly("executions", &NumberRecord::executions)
+      .def_readonly("operands", &NumberRecord::operands)
+      .def_readonly("results", &NumberRecord::results)
+      .def_readonly("error", &NumberRecord::error);
+}
+
 }  // namespace
 
 void bind_runtime(py::module_& m) {
   bind_plan(m);
+  bind_numbers(m);
   py::class_<runtime::OpTime>(m, "OpTime")
       .def_readonly("op", &runtime::OpTime::op)
       .def_readonly("executions", &runtime::OpTime::executions)
@@ -204,6 +228,27 @@ void bind_runtime(py::module_& m) {
           },
           py::arg("inputs"), py::arg("host") = py::none(),
           py::arg("exchange") = py::none())
+      .def(
+          "resume",
+          [](Executable& self, const std::vector<at::Tensor>& inputs, bool skip,
+             const py::object& host, const GivenExchange& exchange) {
+            return supervised(host, exchange, [&](const Company& company) {
+              return self.resume(inputs, company, skip);
+            });
+          },
+          py::arg("inputs"), py::arg("skip"), py::arg("host") = py::none(),
+          py::arg("exchange") = py::none())
+      .def_property_readonly("bad_iteration", &Executable::bad_iteration)
+      .def(
+          "log_numbers",
+          [](Executable& self, const std::vector<at::Tensor>& inputs,
+             int64_t copied, const py::object& host) {
+            return supervised(host, std::nullopt, [&](const Company& company) {
+              return self.log_numbers(inputs, company, copied);
+            });
+          },
+          py::arg("inputs"), py::arg("copied") = -1,
+          py::arg("host") = py::none())
       .def(
           "profile",
           [](Executable& self, const std::vector<at::Tensor>& inputs,

@@ -16,6 +16,7 @@ namespace popsim::ops {
 
 class Exchange;
 class HostCode;
+struct NumberChecks;
 
 // The numbers of iterations of one run.
 struct LoopCounts {
@@ -103,7 +104,8 @@ class RunContext {
   std::span<Outlet* const> outlets;  // by queue that the program feeds
   Patience* patience = nullptr;      // for code that waits
   HostCode* host = nullptr;  // null if the program calls no code of the host
-  Exchange* exchange = nullptr;  // null if this process trains alone
+  Exchange* exchange = nullptr;    // null if this process trains alone
+  NumberChecks* checks = nullptr;  // null: nothing is checked
   bool* ends = nullptr;  // set by an op that ends the run after this iteration
   LoopCounts loop;
   Cursor cursor;

@@ -28,9 +28,10 @@ class Checkpoint {
   // Call it when a device iteration begins. It copies the variables only if
   // iterations take long, and for the first iteration, whose time is unknown.
   // In the other cases, a run that must stop continues to the end of the
-  // iteration. It always copies if the program calls code of the host, which
-  // may fail, waits for data between micro-batches, has loops whose number of
-  // iterations is unknown, or updates weights in the middle of an iteration.
+  // iteration. It always copies if the program checks numbers or calls code of
+  // the host, which may fail, waits for data between micro-batches, has loops
+  // whose number of iterations is unknown, or updates weights in the middle of
+  // an iteration.
   void begin(const Memories& memories);
   // Whether the device iteration can be discarded.
   [[nodiscard]] bool complete() const { return tensors_.empty() || copy_; }

@@ -220,26 +220,71 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
 
 std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
                                         const Company& company,
-                                        Listener* stopwatch) {
-  const auto called = std::chrono::steady_clock::now();
+                                        Listener* listener,
+                                        int64_t unchecked_iteration) {
   check_inputs(inputs);
   ++num_runs_;
+  begun_.clear();
+  std::vector<at::Tensor> results = make_results();
+  try {
+    run_from(0, unchecked_iteration, inputs, company, listener);
+  } catch (const ops::BadNumber&) {
+    begun_ = std::move(results);
+    throw;
+  }
+  return results;
+}
+
+std::vector<at::Tensor> Executable::resume(
+    const std::vector<at::Tensor>& inputs, const Company& company, bool skip) {
+  const Usage::Run run(usage_);
+  const int64_t bad = stage_.bad_iteration();
+  check_user(begun_.size() == returns_.size() && !returns_.empty(),
+             "resume: no run has ended because of a bad number");
+  check_inputs(inputs);
+  const bool skips = skip && plan_.training();
+  if (skips) stage_.skip_iteration();
+  run_from(skips ? bad + 1 : bad, skips ? -1 : bad, inputs, company, nullptr);
+  return std::exchange(begun_, {});
+}
+
+int64_t Executable::bad_iteration() const {
+  const Usage::Copy copy(usage_, "bad_iteration");
+  return stage_.bad_iteration();
+}
+
+NumberRecord Executable::log_numbers(const std::vector<at::Tensor>& inputs,
+                                     const Company& company, int64_t copied) {
+  const Usage::Run run(usage_);
+  NumberLog log(plan_.graph(), copied);
+  try {
+    this->run(inputs, company, &log, 0);
+  } catch (const Stopped&) {
+    throw;
+  } catch (const UserError& error) {
+    log.record().error = error.what();
+  }
+  return std::move(log.record());
+}
+
+void Executable::run_from(int64_t first_iteration, int64_t unchecked_iteration,
+                          const std::vector<at::Tensor>& inputs,
+                          const Company& company, Listener* listener) {
+  const auto called = std::chrono::steady_clock::now();
   for (size_t i = 0; i < inputs.size(); ++i) {
     slices_[i]->point_at(inputs[i].data_ptr());
   }
-  std::vector<at::Tensor> results = make_results();
   stop_.begin_run(company.overseer);
-  const std::vector<Listener*> listeners = this->listeners(stopwatch);
+  const std::vector<Listener*> listeners = this->listeners(listener);
   const auto began = std::chrono::steady_clock::now();
   if (timeline_) timeline_->begin_run();
   stage_.run({all_sources_, sinks_, all_feeds_, all_outlets_, seed_,
-              company.host, company.exchange, listeners, stop_,
-              timeline_ ? &*timeline_ : nullptr});
+              company.host, company.exchange, listeners, stop_, first_iteration,
+              unchecked_iteration, timeline_ ? &*timeline_ : nullptr});
   if (timeline_) timeline_->end_run();
   called_ = called;
   began_ = began;
   ended_ = std::chrono::steady_clock::now();
-  return results;
 }
 
 int64_t Executable::num_iterations() const {

@@ -15,6 +15,7 @@
 #include "graph/graph.h"
 #include "ops/host/anchor.h"
 #include "runtime/buffer.h"
+#include "runtime/number_log.h"
 #include "runtime/number_watch.h"
 #include "runtime/plan.h"
 #include "runtime/program_run.h"
@@ -75,6 +76,19 @@ class Executable {
   // fails.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
                               const Company& company);
+  // Continues the last run, which ended with BadNumber: the bad device
+  // iteration is left out, or runs without checks. In inference, all of the run
+  // is repeated without checks.
+  std::vector<at::Tensor> resume(const std::vector<at::Tensor>& inputs,
+                                 const Company& company, bool skip);
+  // The device iteration that ended the last run of this kind, counted from the
+  // start of the run.
+  [[nodiscard]] int64_t bad_iteration() const;
+  // Runs the program once, without checks, and notes bad numbers
+  // (number_log.h). An error that ends the run is a part of the result.
+  [[nodiscard]] NumberRecord log_numbers(const std::vector<at::Tensor>& inputs,
+                                         const Company& company,
+                                         int64_t copied);
   // Runs `repeats` times and returns a time for each op that runs, without
   // setup ops. These are ordinary runs: weights are trained, and random numbers
   // advance.
@@ -151,9 +165,14 @@ class Executable {
   [[nodiscard]] at::Tensor copy_of(graph::TensorId id) const;
   void check_size(const char* what, graph::TensorId id,
                   const at::Tensor& other) const;
-  // The stopwatch may be null.
+  // The listener may be null.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs,
-                              const Company& company, Listener* stopwatch);
+                              const Company& company, Listener* listener,
+                              int64_t unchecked_iteration = -1);
+  // Runs the device iterations from the first one on, and fills the results.
+  void run_from(int64_t first_iteration, int64_t unchecked_iteration,
+                const std::vector<at::Tensor>& inputs, const Company& company,
+                Listener* listener);
   // The listeners of a run: the number watch, if the plan asks for it, and
   // `other`, which may be null.
   [[nodiscard]] std::vector<Listener*> listeners(Listener* other);
@@ -175,6 +194,8 @@ class Executable {
   std::vector<ops::Outlet*> all_outlets_;  // by replica, then by queue
   std::vector<Buffer> buffers_;            // by return
   std::vector<ops::Sink*> sinks_;          // by return
+  // The results of a run that ended with BadNumber, which may be continued.
+  std::vector<at::Tensor> begun_;
   std::optional<NumberWatch> watch_;
   std::optional<Timeline> timeline_;  // if runs are recorded
   uint64_t seed_ = 0;

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "ops/host_code.h"
+#include "ops/number_checks.h"
 #include "runtime/body_run.h"
 #include "runtime/closed_memory.h"
 
@@ -79,6 +80,8 @@ void Instructions::execute(const Instruction& instruction,
   try {
     instruction.kernel->run(context);
   } catch (const ops::HostFailure&) {
+    throw;
+  } catch (const ops::BadNumber&) {
     throw;
   } catch (const InternalError& error) {
     // The message names the op of the body that failed already.

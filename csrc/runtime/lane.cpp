@@ -113,7 +113,8 @@ void Lane::share_update(const Lanes& lanes) {
   }
 }
 
-void Lane::begin_run(const Call& call, int64_t iterations_before, bool* ended) {
+void Lane::begin_run(const Call& call, int64_t iterations_before, bool* ended,
+                     ops::NumberChecks* checks) {
   const size_t num_outlets =
       call.outlets.size() / static_cast<size_t>(plan_.replicas().count);
   context_.sinks = call.sinks;
@@ -125,6 +126,7 @@ void Lane::begin_run(const Call& call, int64_t iterations_before, bool* ended) {
   context_.host = call.host;
   context_.exchange = call.exchange;
   context_.ends = ended;
+  context_.checks = checks;
   context_.iterations_before = iterations_before;
 }
 

@@ -35,6 +35,10 @@ struct Call {
   ops::Exchange* exchange = nullptr;
   std::span<Listener* const> listeners;
   StopSign& stop;
+  // The device iteration that the run begins with, and one whose numbers are
+  // not checked, or -1.
+  int64_t first_iteration = 0;
+  int64_t unchecked_iteration = -1;
   // Null: nobody asks when actions begin and end.
   Timeline* timeline = nullptr;
 };
@@ -62,7 +66,8 @@ class Lane {
   // Runs the setup ops.
   void load(std::span<Listener* const> listeners);
   // Takes what a call gives to all of its ops.
-  void begin_run(const Call& call, int64_t iterations_before, bool* ended);
+  void begin_run(const Call& call, int64_t iterations_before, bool* ended,
+                 ops::NumberChecks* checks);
   // Lets ops that run for long end with the stop sign; null: they go on.
   void let_stop(StopSign* stop) { context_.stop = stop; }
   // Lets ops that wait ask whether to go on.

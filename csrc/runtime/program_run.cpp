@@ -54,16 +54,18 @@ void ProgramRun::run(const Call& call) {
   ended_ = false;
   feed_end_ = nullptr;
   last_micro_batch_.store(0, std::memory_order_relaxed);
-  plain_.begin_run(call, num_iterations_, &ended_);
-  if (observed_) observed_->begin_run(call, num_iterations_, &ended_);
+  plain_.begin_run(call, num_iterations_, &ended_, &checks_);
+  if (observed_) observed_->begin_run(call, num_iterations_, &ended_, &checks_);
   const HeldElements held(call);
   run_iterations(call);
 }
 
 void ProgramRun::run_iterations(const Call& call) {
   const int64_t times = plan_.training() ? plan_.loop().device_iterations : 1;
-  for (int64_t i = 0; i < times && !ended_; ++i) {
+  for (int64_t i = call.first_iteration; i < times && !ended_; ++i) {
     const int64_t first_step = step_;
+    checks_.on = i != call.unchecked_iteration;
+    checks_.copies.clear();
     try {
       run_in_turn(call, i);
       // In inference each micro-batch is one device iteration.
@@ -75,6 +77,11 @@ void ProgramRun::run_iterations(const Call& call) {
       give_up(first_step);
       throw;
     } catch (const Stopped&) {
+      throw;
+    } catch (const ops::BadNumber&) {
+      give_up(first_step);
+      step_ = first_step;
+      bad_iteration_ = i;
       throw;
     } catch (const UserError&) {
       // In other programs, whether the iteration is discarded would depend on
@@ -105,6 +112,11 @@ void ProgramRun::run_in_turn(const Call& call, int64_t iteration) {
   const auto began = Pace::Clock::now();
   run_iteration(call, iteration);
   pace_.note(turn, observed, Pace::Clock::now() - began);
+}
+
+void ProgramRun::skip_iteration() {
+  step_ += plan_.loop().gradient_accumulation;
+  ++num_iterations_;
 }
 
 void ProgramRun::run_iteration(const Call& call, int64_t iteration) {

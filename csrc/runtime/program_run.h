@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "ops/number_checks.h"
 #include "runtime/checkpoint.h"
 #include "runtime/lane.h"
 #include "runtime/listener.h"
@@ -33,11 +34,11 @@ class ProgramRun {
   // Runs the setup ops. Call it once, after the constants are written.
   void load(std::span<Listener* const> listeners);
   // Runs all device iterations, or fewer if an op ends the run. Throws Stopped
-  // if a stop is requested, HostFailure if code of the host fails, and FeedEnd
-  // if there is no data. After these, everything that training keeps between
-  // runs is as whole device iterations left it. The same is true after any
-  // other UserError if iterations wait for data in the middle or update weights
-  // in the middle.
+  // if a stop is requested, HostFailure if code of the host fails, BadNumber if
+  // a check of the program fails, and FeedEnd if there is no data. After these,
+  // everything that training keeps between runs is as whole device iterations
+  // left it. The same is true after any other UserError if iterations wait for
+  // data in the middle or update weights in the middle.
   void run(const Call& call);
 
   // The memory of a replica. The tensors that are kept between runs are at one
@@ -70,6 +71,11 @@ class ProgramRun {
   [[nodiscard]] int64_t last_micro_batch() const {
     return last_micro_batch_.load(std::memory_order_relaxed);
   }
+  // The device iteration of the last run that ended with BadNumber. That run
+  // has discarded it, in inference with all others of the run.
+  [[nodiscard]] int64_t bad_iteration() const { return bad_iteration_; }
+  // Counts a device iteration of training as done, without running it.
+  void skip_iteration();
   void set_step(int64_t step) {
     first_key_ = step - step_ * plan_.num_copies();
   }
@@ -131,6 +137,8 @@ class ProgramRun {
   std::atomic<int64_t> num_begun_ = 0;
   std::atomic<int64_t> last_micro_batch_ = 0;
   bool ended_ = false;  // an op has ended the run
+  ops::NumberChecks checks_;
+  int64_t bad_iteration_ = 0;
   // The error of a run that still finishes micro-batches in flight.
   std::exception_ptr feed_end_;
 };

@@ -35,10 +35,10 @@ void Version::load(std::span<Listener* const> listeners) {
 }
 
 void Version::begin_run(const Call& call, int64_t iterations_before,
-                        bool* ended) {
+                        bool* ended, ops::NumberChecks* checks) {
   for (const auto& of_replica : lanes) {
     for (const auto& lane : of_replica) {
-      lane->begin_run(call, iterations_before, ended);
+      lane->begin_run(call, iterations_before, ended, checks);
     }
   }
 }

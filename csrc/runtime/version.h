@@ -26,7 +26,8 @@ class Version {
   // Runs the setup ops. Call it once, after the constants are written.
   void load(std::span<Listener* const> listeners);
   // Takes what a call gives to all ops.
-  void begin_run(const Call& call, int64_t iterations_before, bool* ended);
+  void begin_run(const Call& call, int64_t iterations_before, bool* ended,
+                 ops::NumberChecks* checks);
 
   const Plan& plan;
   DeviceStorage storage;

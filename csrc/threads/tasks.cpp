@@ -1,13 +1,18 @@
 #include "threads/tasks.h"
 
+#if defined(_OPENMP)
 #include <pthread.h>
 
 #include <type_traits>
 
 #include "threads/helpers.h"
 #include "threads/library_threads.h"
+#endif
 
 namespace popsim::threads {
+
+#if defined(_OPENMP)
+
 namespace {
 
 // Those of the process. Their threads may still wait when the process ends, so
@@ -27,7 +32,6 @@ Helpers& helpers() {
 
 void run_on(int64_t num_threads, int64_t count, TaskCall call,
             const void* body) {
-#if defined(_OPENMP)
   // A task shares its work with nobody, and neither do libraries that it calls.
   const ScopedBudget alone(1);
   Job job(num_threads, count, call, body);
@@ -38,11 +42,16 @@ void run_on(int64_t num_threads, int64_t count, TaskCall call,
     own.run(std::min(num_threads, count), job);
   }
   job.rethrow();
-#else
-  // Nothing would keep libraries from starting threads for each task.
-  static_cast<void>(num_threads);
-  for (int64_t i = 0; i < count; ++i) call(body, i);
-#endif
 }
+
+#else
+
+void run_on(int64_t /*num_threads*/, int64_t count, TaskCall call,
+            const void* body) {
+  // Nothing would keep libraries from starting threads for each task.
+  for (int64_t i = 0; i < count; ++i) call(body, i);
+}
+
+#endif
 
 }  // namespace popsim::threads

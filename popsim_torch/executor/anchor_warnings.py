@@ -11,7 +11,7 @@ from popsim_torch.dtypes import returned_dtype
 from popsim_torch.errors import listed_names
 from popsim_torch.ir import Program, tensor_infos
 from popsim_torch.ir.selecting import choose, near_names
-from popsim_torch.tensors import words_of
+from popsim_torch.tensors.selections import words_of
 
 __all__ = ["MOST_BYTES", "warn_of_anchors"]
 

@@ -38,6 +38,7 @@ from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
 from popsim_torch.executor.replicas import check_buffers, check_enqueues
 from popsim_torch.executor.updates import check_steps
+from popsim_torch.executor.watching import check_watching
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -51,6 +52,7 @@ from popsim_torch.options.back_end import check_back_end, check_loss_scale
 from popsim_torch.options.limits import num_replicas
 from popsim_torch.options.observing import Observation
 from popsim_torch.options.progress import CompilationProgressBar
+from popsim_torch.passes.check_numbers import add_checks
 from popsim_torch.passes.pipeline import ProgramRequest, run_host_passes, run_program_passes
 from popsim_torch.passes.synthetic_data import SyntheticData
 from popsim_torch.private_torch.graph_modules import use_lazy_graph_module
@@ -122,6 +124,7 @@ class Compilation:
 def check_request(c: Compilation) -> None:
     """Refuse a request that cannot be compiled, independent of the code of forward."""
     check_back_end(c.request.options)
+    check_watching(c.request.options, is_loop=c.request.body is not None)
     check_traceable(c.request.module)
     c.numerics = Numerics.of(c.request.options)
 
@@ -341,6 +344,7 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.plan,
         c.log,
         fed=c.request.fed,
+        watches=c.request.options._watching is not None,
         process=distributed.processId,
         num_processes=distributed.numProcesses,
         observations=c.request.options._observations,
@@ -357,6 +361,7 @@ def fit_to_host(
     log: CompileLog,
     *,
     fed: bool = False,
+    watches: bool = False,
     process: int = 0,
     num_processes: int = 1,
     observations: Sequence[Observation] = (),
@@ -372,6 +377,7 @@ def fit_to_host(
         plan: The optimizer's updates; None for inference.
         log: Records each step.
         fed: Whether inputs come from queues.
+        watches: Whether the program checks its numbers (``Options.watch``).
         process: The number of this process among those that run the program together.
         num_processes: The number of these processes.
         observations: What to observe.
@@ -381,12 +387,12 @@ def fit_to_host(
         Error: An op cannot be prepared.
     """
     start = time.perf_counter()
-    observed = _observed(program, run, observations, num_queues, log)
     host_program = program.copy()
-    # Floating-point checks name the op of the model that failed: no ops are fused for them.
-    if not run.floating_point_checks:
-        for name in run_host_passes(host_program, pipelined=is_pipelined(run.schedule)):
-            _note_program(log, name, host_program)
+    _fit_program(host_program, run, log, watches=watches, training=plan is not None)
+    observed = _observed(program, run, observations, num_queues)
+    if observed is not None:
+        _note_program(log, "observe", observed.program)
+        _fit_program(observed.program, run, log, watches=watches, training=plan is not None)
     executable = build_executable(
         host_program,
         run.loop,
@@ -417,26 +423,30 @@ def fit_to_host(
     )
 
 
+def _fit_program(
+    program: Program, run: RunSettings, log: CompileLog, *, watches: bool, training: bool
+) -> None:
+    """Fit a copy of a program to this machine, in place."""
+    # Floating-point checks name the op of the model that failed: no ops are fused for them.
+    if not run.floating_point_checks:
+        for name in run_host_passes(program, pipelined=is_pipelined(run.schedule)):
+            _note_program(log, name, program)
+    if watches:
+        add_checks(program, training=training)
+        _note_program(log, "add_checks", program)
+
+
 def _observed(
-    program: Program,
-    run: RunSettings,
-    observations: Sequence[Observation],
-    first_queue: int,
-    log: CompileLog,
+    program: Program, run: RunSettings, observations: Sequence[Observation], first_queue: int
 ) -> Observed | None:
-    """Return the observed version of a program, fitted to this machine; None if there is none."""
+    """Return the observed version of a program, not yet fitted to this machine; None for none."""
     if observations and run.floating_point_checks:
         logs.python.warning(
             "Options.observe has no effect together with enableFloatingPointChecks, which runs "
             "the ops of the model one by one. Switch one of them off."
         )
         return None
-    observed = observe_program(program, observations, first_queue)
-    if observed is not None:
-        _note_program(log, "observe", observed.program)
-        for name in run_host_passes(observed.program, pipelined=is_pipelined(run.schedule)):
-            _note_program(log, f"observe, {name}", observed.program)
-    return observed
+    return observe_program(program, observations, first_queue)
 
 
 def _note_trace(log: CompileLog, name: str, traced: TraceResult) -> None:

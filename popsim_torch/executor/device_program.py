@@ -21,6 +21,7 @@ from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.joining import check_replicas, join, share_random_state
 from popsim_torch.executor.report import promise_report
+from popsim_torch.executor.watch import NumberWatcher
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.options import Options
 from popsim_torch.private_torch.optimizers import note_step
@@ -97,6 +98,7 @@ class DeviceProgram:
         self.before_release: Callable[[], object] = lambda: None
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
+        self._watcher: NumberWatcher | None = None  # since the first bad number
         self._wrapping: host_weights.Wrapping | None = None  # the wrapping of the host's model
 
     def require_compiled(self, what: str) -> CompiledModel:
@@ -241,16 +243,27 @@ class DeviceProgram:
         compiled = self.compiled
         assert compiled is not None
         if compiled.queues is not None or self.channel.is_shown:
-            return self.use(
-                lambda: compiled.executable.run(inputs, compiled.host_code, self.exchange)
-            )
+            return self.use(lambda: self._run_watched(compiled, inputs))
         # The fast path of most calls: do not add work here.
         try:
-            results = compiled.executable.run(inputs, compiled.host_code, self.exchange)
+            results = self._run_watched(compiled, inputs)
         except _native.ERRORS as error:
             raise _native.translated(error) from error
         self._note_run(compiled)
         return results
+
+    def _run_watched(
+        self, compiled: CompiledModel, inputs: list[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Run the executable; if a check of numbers fails, do what ``Options.watch`` says."""
+        try:
+            return compiled.executable.run(inputs, compiled.host_code, self.exchange)
+        except _native.BadNumber as error:
+            watching = self.options._watching
+            assert watching is not None
+            if self._watcher is None or self._watcher.compiled is not compiled:
+                self._watcher = NumberWatcher(compiled, watching, type(self.module).__name__)
+            return self._watcher.caught(inputs, self.exchange, str(error))
 
     def use(self, work: Callable[[], T]) -> T:
         """Run the program; notify its queues, and the trace of PopVision if there is one.
@@ -317,7 +330,7 @@ class DeviceProgram:
         if self._report is not None:
             self._report()
         self._leave(self.state)
-        self.compiled = self.state = self.ready = self._report = None
+        self.compiled = self.state = self.ready = self._report = self._watcher = None
         self.options._take_anchors()
         self.last_complete_run = 0
         self.weights.detach()

@@ -17,7 +17,7 @@ from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.tensor_details import TensorTable
 from popsim_torch.ir import Program, program_text, select_tensors, tensor_infos
-from popsim_torch.tensors import Select, as_selection
+from popsim_torch.tensors.selections import Select, as_selection
 
 __all__ = ["Inspection"]
 

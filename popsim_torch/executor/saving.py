@@ -129,6 +129,7 @@ def build_stored(
                 stored.outputs,
                 stored.plan,
                 CompileLog(Dump.from_environment("loaded")),
+                watches=options._watching is not None,
                 process=options.Distributed.processId,
                 num_processes=options.Distributed.numProcesses,
                 observations=options._observations,

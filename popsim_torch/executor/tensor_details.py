@@ -7,7 +7,8 @@ from typing import Literal, Protocol, overload
 
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.executor.table import table
-from popsim_torch.tensors import Select, TensorInfo
+from popsim_torch.tensors import TensorInfo
+from popsim_torch.tensors.selections import Select
 
 __all__ = ["TensorNames", "TensorTable"]
 

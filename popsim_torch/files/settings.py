@@ -8,7 +8,7 @@ from popsim_torch.enums import ConnectionType
 from popsim_torch.errors import Error
 from popsim_torch.files.parts import pack, unpack
 from popsim_torch.options import Options
-from popsim_torch.tensors import Selection, has_function
+from popsim_torch.tensors.selections import Selection, has_function
 
 __all__ = ["pack_options", "unpack_options"]
 

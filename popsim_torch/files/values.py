@@ -24,12 +24,13 @@ from typing import Any
 import numpy
 import torch
 
-from popsim_torch import enums, ir, optim, stages, tensors
+from popsim_torch import enums, ir, optim, stages
 from popsim_torch.anchors import AnchorRequest
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import Error
 from popsim_torch.ir import offers
 from popsim_torch.optim import loss_scale, plan, planning, rules
+from popsim_torch.tensors import selections
 
 __all__ = ["Encoder", "decode"]
 
@@ -42,8 +43,9 @@ RECORDS: dict[str, type[Any]] = {
         *(planning.AttributeRecord, planning.GroupSettings, planning.HyperParameter),
         *(planning.OptimizerSettings, plan.Accumulation, plan.OptimizerPlan, plan.ParameterUpdate),
         *(loss_scale.LossScaleRule, plan.Scalar, plan.State, plan.Term),
-        *(tensors.Glob, tensors.Named, tensors.Regex, tensors.AnyOf, tensors.AllOf, tensors.Not),
-        *(tensors.OfKind, tensors.OfModule, tensors.OfDtype, tensors.OfStage),
+        *(selections.Glob, selections.Named, selections.Regex, selections.AnyOf, selections.AllOf),
+        *(selections.Not, selections.OfKind, selections.OfModule, selections.OfDtype),
+        selections.OfStage,
     )
 }
 """Dataclasses of which a file may have instances."""

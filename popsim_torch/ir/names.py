@@ -58,14 +58,16 @@ def result_parts(name: str) -> ResultParts | None:
     return ResultParts(found[1] or "", found[2], int(found[3]), int(found[4] or 0))
 
 
-def module_output(path: str, number: int) -> str:
+def module_output(path: str, call: int, output: int) -> str:
     """Return the name of an output of a module, where PyTorch runs the model.
 
     Args:
         path: The name of the module in ``named_modules()``; empty for the whole model.
-        number: The number of outputs that the module returned before, in this micro-batch.
+        call: The number of the call of the module in this micro-batch, from 0.
+        output: The index among the tensors that the call returns.
     """
-    return numbered(path or _WHOLE_MODEL, number)
+    name = path or _WHOLE_MODEL
+    return numbered(f"{name}[{output}]" if output else name, call)
 
 
 def is_gradient(name: str) -> bool:

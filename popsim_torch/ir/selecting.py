@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from popsim_torch.errors import closest_names, example_names
 from popsim_torch.ir import names
-from popsim_torch.tensors import AnyOf, Glob, Named, Selection, TensorInfo, words_of
+from popsim_torch.tensors import TensorInfo
+from popsim_torch.tensors.selections import AnyOf, Glob, Named, Selection, words_of
 
 __all__ = [
     "Chosen",

@@ -11,7 +11,8 @@ from popsim_torch.ir import names
 from popsim_torch.ir.graph import Op, Phase, Role, Tensor
 from popsim_torch.ir.program import Program
 from popsim_torch.ir.selecting import choose, info_of_name, module_of_name, near_names
-from popsim_torch.tensors import TensorInfo, as_selection, is_plain_name, words_of
+from popsim_torch.tensors import TensorInfo
+from popsim_torch.tensors.selections import as_selection, is_plain_name, words_of
 
 __all__ = ["select_tensors", "tensor_infos"]
 
@@ -42,7 +43,7 @@ def tensor_infos(program: Program, wanted: Iterable[str] | None = None) -> list[
     return sorted(map(described.info, program.tensor_names()), key=described.position)
 
 
-def select_tensors(program: Program, select: Any, where: str) -> list[TensorInfo]:
+def select_tensors(program: Program, select: Any, where: str = "names") -> list[TensorInfo]:
     """Return the tensors of a program that a selection means, as the program computes them.
 
     A part of the selection that means no tensor is a warning, with near names.

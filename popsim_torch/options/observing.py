@@ -15,7 +15,7 @@ from popsim_torch.errors import (
 from popsim_torch.options.base import Setting
 from popsim_torch.options.outputs import OutputOptions
 from popsim_torch.statistics import Counts, Moments, Request, attributes_of
-from popsim_torch.tensors import Select, Selection, as_selection
+from popsim_torch.tensors.selections import Select, as_selection
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +37,7 @@ class Observation:
         by_iteration: Whether the statistics are over all micro-batches of a device iteration.
     """
 
-    select: Selection
+    select: Select
     requests: tuple[Request, ...]
     every: int | None
     budget: float
@@ -90,7 +90,7 @@ class ObservingOptions(OutputOptions):
             UsageAssertionError: Another call of ``observe`` has another ``every``.
         """
         call = "Options.observe"
-        chosen = as_selection(call, select)
+        as_selection(call, select)  # raises if it is none
         requests = what or (Moments(), Counts())
         attributes_of(requests)
         if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
@@ -115,6 +115,6 @@ class ObservingOptions(OutputOptions):
                     "version of the program computes all statistics: pass the same to all calls."
                 )
         self._observations.append(
-            Observation(chosen, tuple(requests), every, float(budget), over == "iteration")
+            Observation(select, tuple(requests), every, float(budget), over == "iteration")
         )
         return self

@@ -34,6 +34,7 @@ from popsim_torch.options.locations import TensorLocationSettings, _TensorLocati
 from popsim_torch.options.observing import ObservingOptions
 from popsim_torch.options.popart import _PopartOptions
 from popsim_torch.options.progress import CompilationProgressBar
+from popsim_torch.options.watching import WatchOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -46,7 +47,7 @@ _NORMAL_DATA = 2
 """The ``syntheticDataMode`` of the back end with random numbers of the normal distribution."""
 
 
-class Options(ObservingOptions, HostOptions):
+class Options(ObservingOptions, HostOptions, WatchOptions):
     """The settings of a model and of its data loader.
 
     New options hold the defaults, changed by two environment variables: ``POPTORCH_CACHE_DIR`` has

@@ -13,7 +13,7 @@ from popsim_torch.errors import (
     UsageValueError,
 )
 from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum, shown
-from popsim_torch.tensors import Select, Selection, as_selection
+from popsim_torch.tensors.selections import Select, Selection, as_selection
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from popsim_torch.anchors import AnchorRequest, anchor_of_group
@@ -9,7 +10,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Program, tensor_infos
 from popsim_torch.ir.offers import Offers
 from popsim_torch.ir.selecting import choose, find_name
-from popsim_torch.tensors import Selection
+from popsim_torch.tensors import Selection, TensorInfo
 
 __all__ = ["expand_patterns"]
 
@@ -26,12 +27,15 @@ def expand_patterns(program: Program) -> tuple[AnchorRequest, ...]:
         Error: An anchor has the short name of a tensor of a pattern.
     """
     found: list[AnchorRequest] = []
+    infos: list[TensorInfo] | None = None
     for request in program.offers.anchors:
         pattern = _pattern(program, request)
         if pattern is None:
             found.append(request)
             continue
-        names = _matches(program, pattern)
+        if infos is None:
+            infos = tensor_infos(program)
+        names = _recorded(program, choose(pattern, infos).tensors)
         program.groups[request.short_name] = names
         found += [
             replace(request, short_name=anchor_of_group(request.short_name, name), long_name=name)
@@ -50,9 +54,11 @@ def _pattern(program: Program, request: AnchorRequest) -> Selection | None:
     return request.pattern
 
 
-def _matches(program: Program, pattern: Selection) -> tuple[str, ...]:
-    """Return the names of the tensors that a pattern means and that can be recorded."""
-    chosen = choose(pattern, tensor_infos(program)).tensors
+def _recorded(program: Program, chosen: Iterable[TensorInfo]) -> tuple[str, ...]:
+    """Return the names of the chosen tensors that can be recorded.
+
+    The others are in bodies without a fixed number of iterations.
+    """
     return tuple(one.name for one in chosen if one.name in program.graph.names)
 
 

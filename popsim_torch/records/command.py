@@ -28,8 +28,8 @@ def diff(arguments: Sequence[str]) -> int:
     """
     try:
         given = _parser().parse_args(list(arguments))
-    except SystemExit as end:  # argparse has printed the help, or the mistake
-        return int(end.code or 0)
+    except SystemExit:  # argparse has printed the mistake
+        return _USAGE_ERROR
     try:
         difference = compare(Run(given.a), Run(given.b), tolerance=given.tolerance)
     except Error as error:
@@ -40,21 +40,11 @@ def diff(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="popsim diff",
-        description="Say where two runs first differ, and how the difference grows.",
-        epilog="The exit code is 0 if the runs are equal, 1 if they differ, 2 for a mistake.",
-    )
-    parser.add_argument("a", help="the folder of a run")
-    parser.add_argument("b", help="the folder of the run to compare with")
-    parser.add_argument(
-        "--tolerance",
-        type=_tolerance,
-        default=0.0,
-        metavar="T",
-        help="values may differ by T, relative; 0 compares bits",
-    )
-    parser.add_argument("--json", action="store_true", help="print the difference as JSON")
+    parser = argparse.ArgumentParser(prog="popsim diff", add_help=False)
+    parser.add_argument("a", metavar="run_a")
+    parser.add_argument("b", metavar="run_b")
+    parser.add_argument("--tolerance", type=_tolerance, default=0.0, metavar="T")
+    parser.add_argument("--json", action="store_true")
     return parser
 
 

@@ -18,7 +18,12 @@ from popsim_torch.ir import names
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.summary import named_leaves
 from popsim_torch.private_torch.tensors import version_of
-from popsim_torch.records.tensors import GRADIENT_OF_OUTPUT, OUTPUT, RecordedTensor
+from popsim_torch.records.tensors import (
+    FURTHER_OUTPUT,
+    GRADIENT_OF_OUTPUT,
+    OUTPUT,
+    RecordedTensor,
+)
 from popsim_torch.records.writer import RunWriter
 from popsim_torch.statistics import Fingerprint, Moments, Request, Sample, statistics_of
 
@@ -49,8 +54,8 @@ def eager_record(
     Within the ``with`` block, hooks compute statistics of these tensors:
 
     * the inputs of the model: ``input``, ``input/1``;
-    * what each module returns: ``fc1`` and, if it returns several tensors or is called again,
-      ``fc1/1``; ``(model)`` for the model itself. A tensor that a module passes on unchanged
+    * what each module returns: ``fc1``, and ``(model)`` for the model itself. The second tensor of
+      a call is ``lstm[1]``, the second call ``fc1/1``. A tensor that a module passes on unchanged
       belongs to the module that made it;
     * gradients of these, and of parameters: ``Gradient___fc1``, ``Gradient___fc1.weight``;
     * weights after ``optimizer.step()``: ``UpdatedVar___fc1.weight``.
@@ -143,7 +148,7 @@ class _Recorder:
         self._inside = False
         self._records: dict[tuple[str, int | None], Record] = {}
         self._described: set[str] = set()
-        self._num_outputs: Counter[str] = Counter()
+        self._num_calls: Counter[str] = Counter()
         # The tensors of this call that are recorded, by identity and version. The tensors stay
         # alive so that no other one gets the identity.
         self._seen: dict[tuple[int, int], torch.Tensor] = {}
@@ -157,7 +162,7 @@ class _Recorder:
                 module.register_forward_hook(partial(self._on_output, path))
                 for path, module in model.named_modules()
             ),
-            model.register_forward_hook(self._on_return),
+            model.register_forward_hook(self._on_return, always_call=True),
         ]
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         handles += [
@@ -188,7 +193,7 @@ class _Recorder:
         if self._optimizer is None:
             self.finish_step()
         self._micro_batch += 1
-        self._num_outputs.clear()
+        self._num_calls.clear()
         self._seen.clear()
         self._taken.clear()
         tensors = _tensors_in([args, kwargs])
@@ -199,13 +204,16 @@ class _Recorder:
     def _on_output(self, path: str, _: nn.Module, args: Any, output: Any) -> None:
         if not self._inside:
             return
+        call, new = self._num_calls[path], []
         for tensor in _tensors_in(output):
             identity = _identity(tensor)
-            if identity in self._seen:
-                continue
-            self._seen[identity] = tensor
-            name = self._name_of(path, tuple(tensor.shape))
-            described = RecordedTensor(name, module=path, kind=OUTPUT)
+            if identity not in self._seen:
+                self._seen[identity] = tensor
+                new.append(tensor)
+        for i, tensor in enumerate(new):
+            known = self._known_name(path, tuple(tensor.shape))
+            name = known or names.module_output(path, call, i)
+            described = RecordedTensor(name, module=path, kind=FURTHER_OUTPUT if i else OUTPUT)
             self._record(described, tensor, self._micro_batch)
             if tensor.requires_grad:
                 gradient = RecordedTensor(
@@ -214,6 +222,7 @@ class _Recorder:
                 _hook_gradient(
                     tensor, partial(self._on_gradient, gradient, self._micro_batch, self._step)
                 )
+        self._num_calls[path] += bool(new)
 
     def _on_return(self, *_: Any) -> None:
         self._inside = False
@@ -240,15 +249,13 @@ class _Recorder:
             self._record(described, weight, None)
         self.finish_step()
 
-    def _name_of(self, path: str, shape: tuple[int, ...]) -> str:
-        """Return the name of the next output of a module: in the program, if it is known there."""
+    def _known_name(self, path: str, shape: tuple[int, ...]) -> str | None:
+        """Return the name of the next output of a module in the program, if it is known."""
         for name, known in self._outputs.get(path, ()):
             if name not in self._taken and known in (None, shape):
                 self._taken.add(name)
                 return name
-        number = self._num_outputs[path]
-        self._num_outputs[path] += 1
-        return names.module_output(path, number)
+        return None
 
     def _record(
         self, described: RecordedTensor, tensor: torch.Tensor, micro_batch: int | None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
 from popsim_torch.ir import names
-from popsim_torch.records.tensors import OUTPUT, RecordedTensor
+from popsim_torch.records.tensors import FURTHER_OUTPUT, OUTPUT, RecordedTensor
 
 __all__ = ["pair_tensors"]
 
@@ -17,10 +17,9 @@ def pair_tensors(a: Tensors, b: Tensors) -> dict[str, str]:
     """Return the tensors that correspond: names of one run, with the names of the other.
 
     Tensors with the same name correspond. PyTorch records what a module returns, ``fc1``, and a
-    program names the results of its ops, ``fc1/Gemm:0``: the output of a module is its last result
-    that is the first one of its op. If a module is called several times, its results are divided
-    among the calls. Two tensors whose shapes are known and differ do not correspond. The gradients
-    of tensors that correspond do so, too.
+    program names the results of its ops, ``fc1/Gemm:0``: the first output of a module is its last
+    result of the same shape that is the first one of its op. If a module is called several times,
+    its results are divided among the calls. The gradients of tensors that correspond do so, too.
 
     Args:
         a: The tensors of one run, in the order of its program.
@@ -40,25 +39,28 @@ def pair_tensors(a: Tensors, b: Tensors) -> dict[str, str]:
     return pairs
 
 
-def _outputs(eager: Tensors, program: Tensors) -> Iterable[tuple[str, str]]:
+def _outputs(eager: Tensors, program: Tensors) -> Iterator[tuple[str, str]]:
     """Yield the outputs of modules that one run has, with the results of the other run."""
     outputs: dict[str, list[str]] = defaultdict(list)
+    further: dict[str, list[str]] = defaultdict(list)
     for name, tensor in eager.items():
-        if tensor.kind == OUTPUT and name not in program:
-            outputs[tensor.module].append(name)
+        if tensor.kind in (OUTPUT, FURTHER_OUTPUT) and name not in program:
+            (outputs if tensor.kind == OUTPUT else further)[tensor.module].append(name)
     results = _results(program)
     for module, calls in outputs.items():
-        found = results.get(module, [])
+        shape = eager[calls[0]].shape
+        if any(eager[name].shape == shape for name in further[module]):
+            continue  # which of them is the last result is not known
+        found = [
+            name
+            for name in results.get(module, ())
+            if shape is None or program[name].shape in (None, shape)
+        ]
         if len(calls) > 1:
-            last = names.result_parts(found[-1]) if found else None
-            found = [name for name in found if last and _op(name) == last.op_type]
+            found = [name for name in found if _op(name) == _op(found[-1])]
         each, rest = divmod(len(found), len(calls))
-        if not each or rest:
-            continue
-        for i, name in enumerate(calls):
-            result = found[(i + 1) * each - 1]
-            if _shapes_agree(eager[name], program[result]):
-                yield name, result
+        if each and not rest:
+            yield from zip(calls, found[each - 1 :: each], strict=True)
 
 
 def _results(program: Tensors) -> dict[str, list[str]]:
@@ -81,7 +83,3 @@ def _results(program: Tensors) -> dict[str, list[str]]:
 def _op(name: str) -> str | None:
     parts = names.result_parts(name)
     return parts.op_type if parts else None
-
-
-def _shapes_agree(a: RecordedTensor, b: RecordedTensor) -> bool:
-    return a.shape is None or b.shape is None or a.shape == b.shape

@@ -11,12 +11,21 @@ import torch
 
 from popsim_torch.dtypes import dtype_name
 
-__all__ = ["GRADIENT_OF_OUTPUT", "OUTPUT", "DescribedTensor", "RecordedTensor", "printable"]
+__all__ = [
+    "FURTHER_OUTPUT",
+    "GRADIENT_OF_OUTPUT",
+    "OUTPUT",
+    "DescribedTensor",
+    "RecordedTensor",
+    "printable",
+]
 
 OUTPUT = "module output"
-"""The kind of a tensor that a module returned where PyTorch ran the model."""
+"""The kind of the first tensor that a module returned where PyTorch ran the model."""
+FURTHER_OUTPUT = "further module output"
+"""The kind of the other tensors that it returned."""
 GRADIENT_OF_OUTPUT = "gradient of a module output"
-"""The kind of its gradient."""
+"""The kind of the gradients of these."""
 
 _NUM_FIELDS = 6
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from popsim_torch.errors import Error
 from popsim_torch.reference.call import Call, op
 
 
@@ -44,3 +45,14 @@ def softmax_grad(call: Call, gradient: Tensor, y: Tensor) -> Tensor:
     if call["log"]:
         return gradient - y.exp() * gradient.sum(axis, keepdim=True)
     return y * (gradient - (gradient * y).sum(axis, keepdim=True))
+
+
+@op
+def finite(call: Call, *x: Tensor) -> None:
+    """End the run if a checked tensor has NaN or an infinity; after an update nothing is left."""
+    num_checked = len(x) - call["kept"] - call["divisors"]
+    if call["after"]:
+        return
+    for number, value in enumerate(x[:num_checked]):
+        if not bool(value.isfinite().all()):
+            raise Error(f"Interpreter: input {number} of '{call.op.name}' has NaN or an infinity.")

@@ -37,7 +37,8 @@ def merge(statistics: Sequence[Statistics]) -> Statistics:
 def _merge_two(one: Statistics, other: Statistics) -> Statistics:
     fields: dict[str, Any] = {name: _joined(_add, one, other, name) for name in _COUNTS}
     fields["histogram"] = _joined(_add_histograms, one, other, "histogram")
-    return Statistics(**fields, **_moments(one, other))
+    fields.update(_moments(one, other))
+    return Statistics(**fields)
 
 
 def _joined(function: Callable[[Any, Any], Any], one: Any, other: Any, name: str) -> Any:

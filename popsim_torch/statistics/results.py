@@ -15,6 +15,9 @@ __all__ = ["Statistics"]
 class Statistics:
     """Statistics of one tensor. What was not asked for is None.
 
+    Moments, the largest values and samples are of the values as they are. The other counts and the
+    histogram are of the values in float32, to which integers are rounded.
+
     Attributes:
         count: The number of values.
         nans: The number of values that are NaN.

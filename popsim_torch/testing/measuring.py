@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -103,11 +104,11 @@ def measure(
         UsageTypeError: ``batches`` cannot be iterated over.
         UsageValueError: There are no batches, or the model does not return its loss.
     """
-    measures = TrainingMeasures()
+    measures, recorded = TrainingMeasures(), _Recorded(executor, wrapped=wrapped)
     for step, batch in enumerate(itertools.islice(_repeated(batches), steps)):
         result = executor(*batch) if isinstance(batch, (tuple, list)) else executor(batch)
         _add_loss(measures, step, _loss(executor, result))
-        entries = _entries(executor, wrapped=wrapped)
+        entries = recorded.read()
         _add_gradients(measures, step, entries["gradient"])
         if measures.not_finite:
             break
@@ -132,21 +133,32 @@ def _repeated(batches: Iterable[Any]) -> Iterator[Any]:
     yield from itertools.cycle(seen)
 
 
-def _entries(
-    executor: PoplarExecutor[..., Any], *, wrapped: bool
-) -> dict[str, dict[str, torch.Tensor]]:
-    """Return what a call has recorded, by kind and name.
+class _Recorded:
+    """Reads what a call has recorded.
 
-    The first axis of each tensor is for the micro-batches of the call.
+    Args:
+        executor: The executor.
+        wrapped: As in ``measure``.
     """
-    axes, values = executor.anchor_axes(_ANCHOR), executor.getAnchoredTensor(_ANCHOR)
-    found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-    for info in executor.getTensorNames(_MEASURED, details=True):
-        if info.name in values:
-            own = [size for axis, size in axes[info.name] if axis.startswith("dimension ")]
-            name = names.inside(info.name) if wrapped else info.name
-            found[info.kind][name] = values[info.name].reshape(-1, *own)
-    return found
+
+    def __init__(self, executor: PoplarExecutor[..., Any], *, wrapped: bool) -> None:
+        self._executor = executor
+        self._wrapped = wrapped
+
+    def read(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Return the tensors by kind and name; the first axis is for micro-batches of the call."""
+        found: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
+        for name, value in self._executor.getAnchoredTensor(_ANCHOR).items():
+            info = self._infos[name]
+            shown = names.inside(name) if self._wrapped else name
+            if value.numel():
+                found[info.kind][shown] = value.reshape(-1, *(info.shape or ()))
+        return found
+
+    @cached_property
+    def _infos(self) -> dict[str, tensors.TensorInfo]:
+        """What is known about the tensors, by name, once the executor is compiled."""
+        return {one.name: one for one in self._executor.names()}
 
 
 def _loss(executor: PoplarExecutor[..., Any], result: Any) -> torch.Tensor:
@@ -178,7 +190,7 @@ def _add_gradients(
 ) -> None:
     for name, value in gradients.items():
         _note_not_finite(measures, step, name, value)
-        largest = value.double().abs().nan_to_num().amax().item() if value.numel() else 0.0
+        largest = value.double().abs().nan_to_num().amax().item()
         measures.gradients[name] = max(measures.gradients.get(name, 0.0), largest)
 
 
@@ -192,7 +204,7 @@ def _add_updates(
         parameter = names.updated_parameter(name)
         before = weights[parameter].double()
         change = updated.double() - before
-        largest = change.abs().nan_to_num().amax().item() if change.numel() else 0.0
+        largest = change.abs().nan_to_num().amax().item()
         measures.changes[parameter] = max(measures.changes.get(parameter, 0.0), largest)
         ratio = _largest_ratio(change, before)
         if ratio > measures.update_ratios.get(parameter, (0.0, 0))[0]:

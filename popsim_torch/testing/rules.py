@@ -100,9 +100,11 @@ def _without_gradient(
                 "used in forward, and is there a detach() or no_grad() after it?"
             )
         elif gradient == 0.0:
+            half = parameter.dtype == torch.float16
             yield (
                 f"{name}: its gradient is 0 everywhere {steps}; one value has to differ. Is a "
-                "weight after it 0 (initialisation), or a ReLU after it dead?"
+                "weight after it 0 (initialisation), or a ReLU after it dead"
+                f"{', or is the loss scale too small for float16' if half else ''}?"
             )
         elif measures.changes.get(name, 0.0) == 0.0:
             yield (

@@ -11,7 +11,7 @@ from torch import nn
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.model import trainingModel
 from popsim_torch.options import Options
-from popsim_torch.tensors import Select, as_selection
+from popsim_torch.tensors.selections import Select, as_selection
 from popsim_torch.testing.measuring import TrainingMeasures, anchored_options, measure
 from popsim_torch.testing.rules import Limits, broken_rules
 
@@ -113,14 +113,21 @@ def _measure(
     options: Options | None,
 ) -> TrainingMeasures:
     """Train the model, measure, and give the model its weights back."""
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {name: value.detach().clone() for name, value in _values(model).items()}
     whole = model if loss is None else _WithLoss(model, loss)
     executor = trainingModel(whole, anchored_options(options), optimizer)
     try:
         return measure(executor, data, steps, wrapped=loss is not None)
     finally:
         executor.destroy()
-        model.load_state_dict(before)
+        with torch.no_grad():
+            for name, value in _values(model).items():
+                value.copy_(before[name])
+
+
+def _values(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and all buffers of a model, by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def _text(model: str, broken: list[str], measures: TrainingMeasures) -> str:

@@ -17,8 +17,7 @@ import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.executor import compile as compile_path
 from popsim_torch.ir import LoopCounts, Phase, Program, TensorKind
-from popsim_torch.observe.statistics import Counts, Histogram, Moments, Sample, TopK
-from popsim_torch.observe.vectors import length_of
+from popsim_torch.statistics import Counts, Histogram, Moments, Sample, TopK, length_of
 from tests.custom_ops import split
 
 

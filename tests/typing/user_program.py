@@ -275,6 +275,19 @@ class PairParser(poptorch.ICustomArgParser):
         return Pair(next(tensor_iterator), next(tensor_iterator))
 
 
+def watched(model: Net) -> str:
+    """Look for the first bad number."""
+    options = poptorch.Options().watch(then=lambda verdict: verdict.source == "op")
+    training = poptorch.trainingModel(model, options.clone().watch(capsule="capsules"))
+    try:
+        training(torch.ones(2, 3), torch.ones(2))
+    except poptorch.BadNumberError as error:
+        verdict: poptorch.Verdict = error.verdict
+        operand: poptorch.OperandNumbers = verdict.operands[0]
+        return f"{verdict.rule} {operand.maximum} {verdict == poptorch.replay('it.capsule')}"
+    return ""
+
+
 def errors() -> str:
     """Catch what may go wrong, and say what computes."""
     poptorch.registerCustomArgParser(Pair, PairParser())

@@ -25,6 +25,7 @@ PYTHON_LAYERS = (
     ("_C", "private_torch", "typed_torch"),
     (
         *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
+        "verdict",
         "tables",
     ),
     ("alias", "environment", "logs", "tensors"),
@@ -46,7 +47,7 @@ PYTHON_LAYERS = (
     ("files",),
     ("records",),
     ("executor", "report"),
-    ("model", "loading", "loops"),
+    ("model", "loading", "loops", "capsules"),
     ("pipelining", "testing", "training"),
     ("__init__",),
     ("pytest_plugin",),

@@ -10,7 +10,8 @@ from torch import nn
 import popsim_torch as poptorch
 from popsim_torch import tensors
 from popsim_torch.errors import UsageTypeError, UsageValueError
-from popsim_torch.tensors import TensorInfo, as_selection, has_function, words_of
+from popsim_torch.tensors import TensorInfo
+from popsim_torch.tensors.selections import as_selection, has_function, words_of
 
 WEIGHT = TensorInfo("enc.fc.weight", (2, 4), torch.float16, "weight", "setup", "enc.fc")
 GRADIENT = TensorInfo(

@@ -78,7 +78,7 @@ class Collected:
 
     def _tensor(self, name: str, points: int, histograms: int) -> dict[str, Any]:
         series = self._series[name]
-        shown = slice(None, None, _stride(len(series), points))
+        shown, positions = series.kept(points), series.positions()
         last = series.last
         assert last is not None
         newest = {column: spelt(getattr(last, column)) for column in (*COLUMNS, *_COUNTED)}
@@ -87,12 +87,12 @@ class Collected:
         return {
             "name": name,
             "count": last.count,
-            "every": series.every * shown.step,
+            "every": max(1, round(series.seen / len(shown))),
             "last": {**newest, "seen": series.seen},
             "worst": self._worst[name],
-            "x": [spelt(place) for place in series.positions()[shown]],
+            "x": [spelt(positions[place]) for place in shown],
             **{
-                column: [spelt(number) for number in series.column(column)[shown]]
+                column: [spelt(series.column(column)[place]) for place in shown]
                 for column in (*COLUMNS, *_COUNTED)
                 if column in series.has
             },

@@ -17,6 +17,7 @@ __all__ = ["COLUMNS", "Series", "label", "series_of"]
 COLUMNS = ("mean", "std", "minimum", "maximum", "norm", "absolute_mean")
 _COUNTED = ("nans", "infs", "zeros")
 _PLACES = ("step", "micro_batch")
+_FAR = 10
 
 
 def label(record: Record) -> str:
@@ -27,8 +28,9 @@ def label(record: Record) -> str:
 class Series:
     """The statistics of one tensor of one replica, in the order in which they come.
 
-    A long run has more steps than a picture has pixels. If there are too many, every second one is
-    left out, and from then on only every second one is kept.
+    A long run has more steps than a picture has pixels. If there are too many, one of each two
+    neighbours is left out, and from then on one of two is kept: the first, unless the other one has
+    NaN, an infinity or a far larger norm.
 
     Args:
         name: The label of the tensor.
@@ -44,7 +46,7 @@ class Series:
         self.every = 1
         """Of this many records one is kept."""
         self.has: set[str] = set()
-        """The columns of which any kept record had a number."""
+        """The columns of which any record had a number."""
         self.last: Statistics | None = None
         self._most = most
         self._columns = {column: array("d") for column in (*_PLACES, *COLUMNS, *_COUNTED)}
@@ -57,11 +59,40 @@ class Series:
         place = (float(record.step), float(record.micro_batch or 0))
         self._micro_batches = max(self._micro_batches, 1 + (record.micro_batch or 0))
         self.last = statistics
-        if self.seen % self.every == 0:
-            self._append(place, statistics)
+        self._append(place, statistics)
+        newest = len(self) - 1
+        if self.seen % self.every:
+            self._drop(newest - 1 if self._stands_out(newest, newest - 1) else newest)
+        elif self._most is not None and len(self) > self._most:
+            kept = self.kept(self._most)
+            self._columns = {
+                name: array("d", (column[place] for place in kept))
+                for name, column in self._columns.items()
+            }
+            self.every *= 2
         self.seen += 1
         if statistics.histogram is not None:
             self._histograms.add(place, statistics.histogram)
+
+    def kept(self, most: int) -> list[int]:
+        """Return which of the kept records are left if one of two is left out until few remain."""
+        places = list(range(len(self)))
+        while len(places) > most:
+            pairs = zip(places[::2], [*places[1::2], None], strict=False)
+            places = [
+                other if other is not None and self._stands_out(other, one) else one
+                for one, other in pairs
+            ]
+        return places
+
+    def _stands_out(self, place: int, other: int) -> bool:
+        """Return whether a record has NaN, an infinity or a far larger norm, unlike another."""
+        bad, bad_other = (
+            self._columns["nans"][one] > 0 or self._columns["infs"][one] > 0
+            for one in (place, other)
+        )
+        norms = self._columns["norm"]
+        return bad > bad_other or (bad == bad_other and norms[place] > _FAR * norms[other])
 
     def _append(self, place: tuple[float, float], statistics: Statistics) -> None:
         for name, number in zip(_PLACES, place, strict=True):
@@ -73,9 +104,10 @@ class Series:
             else:
                 self.has.add(name)
                 self._columns[name].append(number)
-        if self._most is not None and len(self._columns["step"]) > self._most:
-            self._columns = {name: kept[::2] for name, kept in self._columns.items()}
-            self.every *= 2
+
+    def _drop(self, place: int) -> None:
+        for column in self._columns.values():
+            del column[place]
 
     def __len__(self) -> int:
         return len(self._columns["step"])

@@ -4,7 +4,8 @@ import torch
 
 from popsim_torch import tensors
 from popsim_torch.ir.selecting import choose, info_of_name, may_take, near_names
-from popsim_torch.tensors import TensorInfo, as_selection
+from popsim_torch.tensors import TensorInfo
+from popsim_torch.tensors.selections import as_selection
 
 
 def infos(*names):

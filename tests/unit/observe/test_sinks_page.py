@@ -112,11 +112,23 @@ def test_the_page_needs_nothing_else(tmp_path):
 
 def test_long_runs_keep_their_newest_numbers_and_are_thinned(tmp_path):
     path = tmp_path / "run.html"
-    bare = [Statistics(1, 0, 0, norm=float(step)) for step in range(9000)]
+    bare = [Statistics(1, 0, 0, norm=1000.0 + step) for step in range(9000)]
     write_page(path, [Record("x", step, None, 0, one) for step, one in enumerate(bare)])
     one = tensor(data(path), "x")
-    assert one["every"] == 16 and one["x"] == list(range(0, 9000, 16)) == one["norm"]
-    assert one["last"]["norm"] == 8999 and one["last"]["seen"] == 9000
+    assert one["every"] == 16 and one["x"] == list(range(0, 9000, 16))
+    assert one["norm"] == [1000 + step for step in one["x"]]
+    assert one["last"]["norm"] == 9999 and one["last"]["seen"] == 9000
+
+
+def test_what_stands_out_is_not_left_out(tmp_path):
+    path = tmp_path / "run.html"
+    bare = [Statistics(1, int(step == 1001), int(step == 7777), norm=1.0) for step in range(9000)]
+    bare[333] = Statistics(1, 0, 0, norm=50.0)
+    write_page(path, [Record("x", step, None, 0, one) for step, one in enumerate(bare)])
+    one = tensor(data(path), "x")
+    assert len(one["x"]) < 1001 and one["x"] == sorted(one["x"])
+    assert one["norm"][one["x"].index(333)] == 50
+    assert one["nans"][one["x"].index(1001)] == one["infs"][one["x"].index(7777)] == 1
 
 
 def test_a_page_of_many_tensors_shows_fewer_steps_of_each(tmp_path, monkeypatch):
@@ -127,7 +139,7 @@ def test_a_page_of_many_tensors_shows_fewer_steps_of_each(tmp_path, monkeypatch)
     names = [f"x{place}" for place in range(50)]
     write_page(path, [record(name, step, [1.0]) for step in range(21) for name in names])
     one = tensor(data(path), "x49")
-    assert one["every"] == 3 and one["x"] == list(range(0, 21, 3))
+    assert one["every"] == 4 and one["x"] == [0, 4, 8, 12, 16, 20]
     assert one["histogram"]["x"] == [0, 7, 14] and one["last"]["seen"] == 21
 
 

@@ -57,4 +57,4 @@ def test_mistakes(diff, tmp_path):
 
 def test_help(diff):
     code, out, _ = diff("--help")
-    assert code == 0 and "exit code is 0 if the runs are equal" in out
+    assert code == 0 and "exit code is 0 if the runs are equal, 1 if they differ" in out

@@ -12,7 +12,7 @@ from popsim_torch.observe.record import Record
 from popsim_torch.records import RecordedTensor, Run, RunWriter, compare
 from popsim_torch.records.equality import ulp_distance
 from popsim_torch.records.pairs import pair_tensors
-from popsim_torch.records.tensors import OUTPUT
+from popsim_torch.records.tensors import FURTHER_OUTPUT, OUTPUT
 from popsim_torch.statistics import Counts, Fingerprint, Moments, Sample, Statistics, statistics_of
 from tests.unit.records.runs import described, write_run
 
@@ -246,12 +246,19 @@ def test_names_of_modules_and_of_results_correspond():
         RecordedTensor("Gradient___fc/Gemm:0"),
         RecordedTensor("Gradient___fc.weight"),
         RecordedTensor("drop/Mul:0", (9,), module="drop"),
+        RecordedTensor("rnn/LSTM:0", (2, 7), module="rnn"),
+        RecordedTensor("rnn/Squeeze:0", (1, 7), module="rnn"),
+        RecordedTensor("two/Add:0", (), module="two"),
+        RecordedTensor("two/Mul:0", (), module="two"),
     ]
     outputs = {"conv": "conv", "bn": "bn", "(model)": "", "fc": "fc", "fc/1": "fc", "loss": "loss"}
-    outputs |= {"drop": "drop", "unknown": "unknown"}
+    outputs |= {"drop": "drop", "unknown": "unknown", "rnn": "rnn", "two": "two"}
     shapes = {"conv": (2, 3), "fc": (2, 4), "fc/1": (2, 4), "drop": (8,), "(model)": (2, 3)}
+    shapes |= {"rnn": (2, 7), "two": ()}
     eager = [
         *(RecordedTensor(n, shapes.get(n), module=m, kind=OUTPUT) for n, m in outputs.items()),
+        RecordedTensor("rnn[1]", (1, 7), module="rnn", kind=FURTHER_OUTPUT),
+        RecordedTensor("two[1]", (), module="two", kind=FURTHER_OUTPUT),
         RecordedTensor("Gradient___fc"),
         RecordedTensor("Gradient___fc.weight"),
     ]
@@ -263,6 +270,7 @@ def test_names_of_modules_and_of_results_correspond():
         "fc": "fc/Gemm:0",
         "fc/1": "fc/Gemm:0/1",
         "loss": "loss/Nll:0",
+        "rnn": "rnn/LSTM:0",
         "Gradient___fc": "Gradient___fc/Gemm:0",
         "Gradient___fc.weight": "Gradient___fc.weight",
     }

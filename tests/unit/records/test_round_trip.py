@@ -4,13 +4,14 @@ import json
 import math
 import sqlite3
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 import torch
 
 import popsim_torch as poptorch
 from popsim_torch.errors import UsageRuntimeError, UsageTypeError, UsageValueError
-from popsim_torch.observe.record import Record
+from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.records import RecordedTensor, Run, RunWriter
 from popsim_torch.statistics import Moments, Sample, Statistics, statistics_of
 from tests.unit.records.runs import (
@@ -119,6 +120,20 @@ def test_a_run_can_be_read_while_it_is_written(tmp_path):
     writer.close()
     assert run.state == "closed"
     assert sorted(one.name for one in (tmp_path / "a").iterdir()) == ["index.sqlite", "tensors"]
+
+
+def test_records_may_come_on_another_thread(tmp_path):
+    writer: RecordSink = RunWriter(tmp_path / "a")
+    threads = [
+        Thread(target=lambda step=step: writer.write_records(list(records_of_step(step))))
+        for step in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    writer.close()
+    assert len(Run(tmp_path / "a").records()) == 8 * len(TENSORS)
 
 
 def test_whole_tensors(tmp_path):

@@ -162,7 +162,7 @@
   /** Return a sentence about what the charts leave out. */
   function note(tensor) {
     const parts = [`${plural(tensor.count, "value")}, ${plural(tensor.last.seen, "record")}.`];
-    if (tensor.every > 1) parts.push(`The charts show one record of ${tensor.every}.`);
+    if (tensor.every > 1) parts.push(`The charts show one record of ${tensor.every}: the first, or one that stands out.`);
     return parts.join(" ");
   }
 

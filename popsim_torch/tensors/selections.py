@@ -1,23 +1,8 @@
-"""Selections of tensors: by name, by kind, by module, by dtype, or by a function.
-
-A *selection* says which tensors of a program are meant. These are selections:
-
-* a string: the name of a tensor, or a pattern for the whole name (``"Gradient___*.weight"``);
-* a :class:`Glob`, which is always a pattern;
-* a regular expression from ``re.compile``, which may match anywhere in the name;
-* a function that takes a :class:`TensorInfo` and returns whether it is meant;
-* what a function of this module returns, such as ``gradients()``; ``&``, ``|`` and ``~`` combine
-  them with each other and with all of the above;
-* a list of these: a tensor is meant if one of them means it.
-
-Some tensors are computed only if they are asked for, such as the parts of an update. They have a
-name and a kind, but no shape and no dtype: functions and ``of_dtype`` never mean one of these.
-"""
+"""The classes of selections, and how what the user gives becomes one of them."""
 
 from __future__ import annotations
 
 import fnmatch
-import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -27,63 +12,31 @@ from typing import Any, TypeAlias
 import torch
 
 from popsim_torch.errors import UsageTypeError, UsageValueError
+from popsim_torch.tensors.info import TensorInfo
 
 __all__ = [
+    "AllOf",
+    "AnyOf",
     "Glob",
+    "Named",
+    "Not",
+    "OfDtype",
+    "OfKind",
+    "OfModule",
+    "OfStage",
+    "Predicate",
+    "Regex",
+    "Select",
     "Selection",
-    "TensorInfo",
-    "activations",
-    "buffers",
-    "gradients",
-    "inputs",
-    "of_dtype",
-    "of_module",
-    "of_stage",
-    "states",
-    "updates",
-    "weights",
+    "as_selection",
+    "has_function",
+    "has_wildcards",
+    "is_plain_name",
+    "words_of",
 ]
 
 _WILDCARDS = re.compile(r"[*?\[]")
 _OUTER = "model."
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """A tensor of a program.
-
-    Attributes:
-        name: The name, which ``Options.anchorTensor`` takes.
-        shape: The shape of one micro-batch; None for a tensor that is computed only if it is asked
-            for.
-        dtype: The dtype on the device; None if ``shape`` is None.
-        kind: What the tensor is: ``input``, ``weight``, ``buffer``, ``activation``, ``gradient``,
-            ``updated weight``, ``updated buffer``, ``optimizer state``, ``hyper-parameter``,
-            ``recomputed`` (an activation that the backward pass computes again), ``stashed`` (an
-            activation that a stage of a pipeline stores), or ``update`` (a part of the update).
-        phase: The part of a run that computes it: ``forward``, ``backward``, ``update`` (once for
-            each weight update), or ``setup`` for what is there before: inputs, weights, states.
-        module: The path of the modules that it belongs to, ``layer1.0``; empty for none. The
-            gradient of a weight belongs to the module of the weight.
-        stage: The pipeline stage that computes it; of a weight, the first stage that reads it.
-        source: ``file:line`` of the user's code that computes it; empty if there is none.
-    """
-
-    name: str
-    shape: tuple[int, ...] | None
-    dtype: torch.dtype | None
-    kind: str
-    phase: str = "forward"
-    module: str = ""
-    stage: int = 0
-    source: str = ""
-
-    @property
-    def bytes(self) -> int | None:
-        """The memory of one value (bytes); None if ``shape`` is None."""
-        if self.shape is None or self.dtype is None:
-            return None
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 class Selection(ABC):
@@ -342,86 +295,3 @@ def words_of(selection: Selection) -> str:
         case Not():
             return f"~({words_of(selection.part)})"
     return repr(selection)
-
-
-def gradients() -> Selection:
-    """Select gradients: of weights, and of activations and inputs.
-
-    ``gradients() & "*.weight"`` are those of the parameters of this name.
-    """
-    return OfKind(("gradient",))
-
-
-def activations() -> Selection:
-    """Select results of the forward pass."""
-    return OfKind(("activation",))
-
-
-def weights() -> Selection:
-    """Select the parameters of the model, as a micro-batch uses them."""
-    return OfKind(("weight",))
-
-
-def buffers() -> Selection:
-    """Select the buffers of the model."""
-    return OfKind(("buffer",))
-
-
-def inputs() -> Selection:
-    """Select the inputs of the model."""
-    return OfKind(("input",))
-
-
-def updates() -> Selection:
-    """Select the parameters after their update."""
-    return OfKind(("updated weight",))
-
-
-def states() -> Selection:
-    """Select what the optimizer keeps for each parameter, and accumulated gradients."""
-    return OfKind(("optimizer state",))
-
-
-def of_module(pattern: str) -> Selection:
-    """Select the tensors of modules, also those of the modules inside of them.
-
-    Args:
-        pattern: A pattern for the path of the module: ``"encoder.layer*"``.
-
-    Raises:
-        UsageTypeError: It is not a string.
-    """
-    if not isinstance(pattern, str):
-        raise UsageTypeError(
-            f"of_module: got a {type(pattern).__name__}, need a pattern for the path of a module, "
-            "such as 'encoder.layer*'."
-        )
-    return OfModule(pattern)
-
-
-def of_dtype(*dtypes: torch.dtype) -> Selection:
-    """Select tensors by their dtype on the device.
-
-    Args:
-        *dtypes: One or more dtypes, such as ``torch.float16``.
-
-    Raises:
-        UsageTypeError: One of them is not a ``torch.dtype``, or there are none.
-    """
-    if not dtypes or not all(isinstance(one, torch.dtype) for one in dtypes):
-        raise UsageTypeError(f"of_dtype: need dtypes such as torch.float16, got {dtypes!r}.")
-    return OfDtype(dtypes)
-
-
-def of_stage(*stages: int) -> Selection:
-    """Select tensors by their pipeline stage.
-
-    Args:
-        *stages: One or more numbers of stages, counted from 0.
-
-    Raises:
-        UsageTypeError: One of them is not an integer, or there are none.
-    """
-    if not stages or not all(type(one) is int for one in stages):
-        raise UsageTypeError(f"of_stage: need numbers of stages, got {stages!r}.")
-    return OfStage(stages)

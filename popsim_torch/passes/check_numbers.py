@@ -1,0 +1,204 @@
+"""Adds ops that check numbers where they leave a model: outputs, and what its updates read.
+
+A number that is NaN or infinite nearly always reaches the loss or the gradient of a weight. So it
+is enough to look there, and the ops of the model stay fused. Before the update, the weights are
+still those of the last device iteration. Updates that are fused with products never have their
+gradients in memory; there the operands of the products are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from popsim_torch.ir import Graph, Op, Phase, Program, Role, Tensor, TensorKind
+from popsim_torch.ir.graph import NO_TENSOR
+from popsim_torch.passes.op_table import op_table
+
+__all__ = ["CHECK", "WatchedTensors", "add_checks", "watched_tensors"]
+
+CHECK = "finite"
+"""The kind of the ops that check numbers."""
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_SUMS = "all_reduce"
+_FAMILIES_THAT_LOOK = ("host", "observe")
+_PER_MICRO_BATCH = (Phase.FORWARD, Phase.BACKWARD)
+# Updates add up products of two numbers of this size, and multiply the sum by a third.
+_LIMIT = 1e9
+# The same for weights in float16, of which the largest is 65504.
+_HALF_LIMIT = 256.0
+_ALWAYS = -1.0
+
+
+@dataclass(frozen=True)
+class WatchedTensors:
+    """The tensors of a program in which a bad number shows; ids of tensors.
+
+    Attributes:
+        outputs: The checked results of forward.
+        gradients: What the update reads: gradients, or the operands of their products.
+        changed: The variables that the update changes.
+    """
+
+    outputs: tuple[int, ...]
+    gradients: tuple[int, ...]
+    changed: tuple[int, ...]
+
+
+def watched_tensors(program: Program, *, training: bool) -> WatchedTensors:
+    """Return the tensors of a program in which a bad number shows.
+
+    Args:
+        program: A program, before or after it was fitted to a host.
+        training: Whether it trains. Then only those outputs count that are one number, as a loss
+            is; in inference all of them do.
+    """
+    graph = program.graph
+    tensors = graph.tensors
+    outputs = [op.inputs[0] for op in _returned_outputs(program, training=training)]
+    per_micro_batch = _written(graph, _PER_MICRO_BATCH)
+    updates = list(_updates(graph))
+    changed = {root.id for op in updates for root in graph.roots(op.outputs)}
+    gradients = [
+        i
+        for op in updates
+        for i in op.inputs
+        if i != NO_TENSOR
+        and tensors[i].dtype in _DTYPES
+        and (graph.root_of(i).kind == TensorKind.INPUT or graph.root_of(i).id in per_micro_batch)
+    ]
+    return WatchedTensors(
+        tuple(_without_repeats(graph, outputs)),
+        tuple(_without_repeats(graph, gradients)),
+        tuple(
+            i
+            for i in sorted(changed)
+            if tensors[i].kind == TensorKind.VARIABLE and tensors[i].dtype in _DTYPES
+        ),
+    )
+
+
+def add_checks(program: Program, *, training: bool) -> int:
+    """Add the checks of a program, in place; a failing check ends the device iteration.
+
+    Args:
+        program: The program, after all passes that fit it to a host.
+        training: Whether it trains.
+
+    Returns:
+        The number of ops added.
+    """
+    graph = program.graph
+    watched = watched_tensors(program, training=training)
+    before = {
+        id(op): _check(op.phase, op.stage, [op.inputs[0]], name="check of an output")
+        for op in _returned_outputs(program, training=training)
+        if op.inputs[0] in watched.outputs
+    }
+    ops = [new for op in graph.ops for new in (before.get(id(op)), op) if new is not None]
+    num_added = len(before)
+    update = [index for index, op in enumerate(ops) if op.phase == Phase.UPDATE]
+    if update and watched.changed:
+        sums = [index for index in update if ops[index].kind == _SUMS]
+        first = sums[-1] + 1 if sums else update[0]
+        ops.insert(update[-1] + 1, _after_update(watched))
+        ops.insert(first, _before_update(graph, watched))
+        num_added += 2
+    graph.ops = ops
+    return num_added
+
+
+def _returned_outputs(program: Program, *, training: bool) -> Iterator[Op]:
+    """Yield the ops that return the outputs that are checked."""
+    for op in program.returns[: len(program.outputs)]:
+        tensor = program.graph.tensors[op.inputs[0]]
+        is_number = tensor.numel == 1 or not training
+        if is_number and tensor.dtype in _DTYPES and op.phase in _PER_MICRO_BATCH:
+            yield op
+
+
+def _updates(graph: Graph) -> Iterator[Op]:
+    """Yield the ops of the update, without those that only show values or add up replicas."""
+    for op in graph.ops:
+        looks = op_table()[op.kind].family in _FAMILIES_THAT_LOOK
+        if op.phase == Phase.UPDATE and op.kind != _SUMS and not looks:
+            yield op
+
+
+def _written(graph: Graph, phases: Iterable[Phase]) -> set[int]:
+    """Return the owners of the memory that ops of some phases write."""
+    return {root.id for op in graph.ops if op.phase in phases for root in graph.roots(op.outputs)}
+
+
+def _without_repeats(graph: Graph, tensor_ids: Iterable[int]) -> list[int]:
+    """Return the ids without those of views of the same memory."""
+    found: dict[object, int] = {}
+    for i in tensor_ids:
+        found.setdefault(_memory(graph, graph.tensors[i]), i)
+    return list(found.values())
+
+
+def _memory(graph: Graph, tensor: Tensor) -> object:
+    root = graph.root(tensor).id
+    if tensor.memory_order is not None:
+        return root, tensor.offset, tensor.numel
+    return root, tensor.offset, tensor.shape, tensor.strides
+
+
+def _before_update(graph: Graph, watched: WatchedTensors) -> Op:
+    """Return the op that checks gradients, and copies what a doubtful update changes."""
+    scalars = {
+        i
+        for op in _updates(graph)
+        for i in op.inputs
+        if i != NO_TENSOR
+        and graph.tensors[i].role == Role.HYPER_PARAMETER
+        and graph.tensors[i].dtype in _DTYPES
+    }
+    divisors = sorted(i for i in scalars if "eps" in graph.tensors[i].name.lower())
+    factors = sorted(scalars - set(divisors))
+    return _check(
+        Phase.UPDATE,
+        0,
+        [*watched.gradients, *factors, *watched.changed, *divisors],
+        kept=len(watched.changed),
+        divisors=len(divisors),
+        limit=_limit(graph, watched),
+        name="check before the update",
+    )
+
+
+def _after_update(watched: WatchedTensors) -> Op:
+    return _check(Phase.UPDATE, 0, list(watched.changed), after=True, name="check after the update")
+
+
+def _limit(graph: Graph, watched: WatchedTensors) -> float:
+    """Return the size of gradients up to which an update gives numbers."""
+    if any(op.attributes.get("centered") for op in _updates(graph)):
+        return _ALWAYS  # the root of a variance that rounding may make negative
+    if any(graph.tensors[i].dtype == torch.float16 for i in watched.changed):
+        return _HALF_LIMIT
+    return _LIMIT
+
+
+def _check(
+    phase: Phase,
+    stage: int,
+    inputs: list[int],
+    *,
+    kept: int = 0,
+    divisors: int = 0,
+    limit: float = 0.0,
+    after: bool = False,
+    name: str,
+) -> Op:
+    attributes: dict[str, bool | int | float] = {
+        "kept": kept,
+        "divisors": divisors,
+        "limit": limit,
+        "after": after,
+    }
+    return Op(CHECK, inputs, [], {**attributes}, phase, stage, name)
