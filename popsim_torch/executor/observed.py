@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from popsim_torch import _native
-from popsim_torch.ir import LoopCounts, Phase, Program, select_tensors, tensor_infos
+from popsim_torch.ir import Graph, LoopCounts, Phase, Program, select_tensors, tensor_infos
 from popsim_torch.observe.record import Record
 from popsim_torch.options.observing import Observation
 from popsim_torch.passes.observe import ObservedBlock, ObservedTensor, add_observations
@@ -103,21 +103,29 @@ class _Batch:
     """Elements of one queue, which are read when somebody asks for their records.
 
     Args:
-        decoders: One for each tensor of the block.
-        arrays: float64, shape ``(elements, replicas, length)``, one for each tensor.
+        vectors: The number of the array of each tensor of the block.
+        decoders: One for each array.
+        arrays: float64, shape ``(elements, replicas, length)``.
     """
 
-    def __init__(self, decoders: Sequence[Decoder], arrays: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        vectors: Sequence[int],
+        decoders: Sequence[Decoder],
+        arrays: Sequence[torch.Tensor],
+    ) -> None:
+        self._vectors = vectors
         self._decoders = decoders
         self._arrays = arrays
         self._scalars: list[Any] = [None] * len(arrays)
 
     def statistics(self, tensor: int, element: int, replica: int) -> Statistics:
         """Return the statistics of a tensor; all arguments are numbers."""
-        decoder, array = self._decoders[tensor], self._arrays[tensor]
-        scalars = self._scalars[tensor]
+        number = self._vectors[tensor]
+        decoder, array = self._decoders[number], self._arrays[number]
+        scalars = self._scalars[number]
         if scalars is None:
-            scalars = self._scalars[tensor] = array[:, :, : decoder.num_scalars].tolist()
+            scalars = self._scalars[number] = array[:, :, : decoder.num_scalars].tolist()
         vector = array[element, replica] if decoder.has_tensors else array
         return decoder.decode(vector, scalars[element][replica])
 
@@ -144,12 +152,7 @@ class Observer:
         self._lock = threading.Lock()
         self._open = [_Open() for _ in observed.blocks]
         self.queues = [self._queue(block) for block in observed.blocks]
-        tensors = observed.program.graph.tensors
-        ids = observed.program.graph.names
-        self._decoders = [
-            [Decoder(one.requests, tensors[ids[one.name]].numel) for one in block.tensors]
-            for block in observed.blocks
-        ]
+        self._decoders = [_decoders(observed.program.graph, block) for block in observed.blocks]
 
     def _queue(self, block: ObservedBlock) -> _native.Outfeed:
         axis = (self._loop.replicas,) if self._loop.replicas > 1 else ()
@@ -188,7 +191,8 @@ class Observer:
                     continue
                 num_bytes += sum(array.nbytes for array in arrays)
                 shaped = [array.view(count, self._loop.replicas, -1) for array in arrays]
-                batch = _Batch(self._decoders[number], shaped[1:])
+                vectors = self.blocks[number].vectors
+                batch = _Batch(vectors, self._decoders[number], shaped[1:])
                 phase = int(self.blocks[number].phase)
                 elements += [
                     ([*positions[0], phase], number, index, batch, positions)
@@ -218,6 +222,15 @@ class Observer:
                 parts.append(found)
                 if len(parts) == self._loop.gradient_accumulation:
                     yield Record(one.name, step, None, replica, partial(_merged, tuple(parts)))
+
+
+def _decoders(graph: Graph, block: ObservedBlock) -> list[Decoder]:
+    """Return a decoder for each vector of an element."""
+    found: dict[int, Decoder] = {}
+    for one, number in zip(block.tensors, block.vectors, strict=True):
+        numel = graph.tensors[graph.names[one.name]].numel
+        found.setdefault(number, Decoder(one.requests, numel))
+    return [found[number] for number in range(len(block.lengths))]
 
 
 def _merged(parts: Iterable[Callable[[], Statistics]]) -> Statistics:
