@@ -177,6 +177,25 @@ class BadNumberError(Error):
         return type(self), (self.message, self.verdict), self.__dict__.copy()
 
 
+class RecordError(Error):
+    """A record met the condition ``when`` of ``Options.observe``, and ends the call.
+
+    Args:
+        message: What happened.
+        record: The record.
+
+    Attributes:
+        record: As given.
+    """
+
+    def __init__(self, message: str, record: Any) -> None:
+        self.record = record
+        super().__init__(message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.message, self.record), self.__dict__.copy()
+
+
 class InternalError(Error):
     """A bug of popsim_torch itself, never a mistake of the user's program."""
 

@@ -94,7 +94,9 @@ class DeviceProgram:
         self._traffic = Traffic()  # of earlier exchanges
         self.warned: set[str] = set()
         self.replica_groups: dict[str, tuple[int, ...]] = {}
-        # Called before the program goes.
+        self.alarm: Error | None = None  # ends the next run
+        # Called when the program comes, and before it goes.
+        self.after_take: Callable[[], object] = lambda: None
         self.before_release: Callable[[], object] = lambda: None
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
@@ -168,6 +170,7 @@ class DeviceProgram:
         self._report = promise_report(self, compiled, self.options)
         self.weights.attach(state)
         self.ready = compiled if self.connection.attached else None
+        self.after_take()
         return state
 
     def attach(self) -> CompiledModel:
@@ -242,28 +245,46 @@ class DeviceProgram:
         """
         compiled = self.compiled
         assert compiled is not None
-        if compiled.queues is not None or self.channel.is_shown:
+        if compiled.queues is not None or self.channel.is_shown or self.alarm is not None:
             return self.use(lambda: self._run_watched(compiled, inputs))
         # The fast path of most calls: do not add work here.
         try:
-            results = self._run_watched(compiled, inputs)
+            results = compiled.executable.run(inputs, compiled.host_code, self.exchange)
+        except _native.BadNumber as error:
+            message = str(error)
+            return self.use(lambda: self._caught(compiled, inputs, message))
         except _native.ERRORS as error:
-            raise _native.translated(error) from error
+            raise (self._take_alarm() or _native.translated(error)) from error
         self._note_run(compiled)
         return results
 
     def _run_watched(
         self, compiled: CompiledModel, inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
-        """Run the executable; if a check of numbers fails, do what ``Options.watch`` says."""
         try:
             return compiled.executable.run(inputs, compiled.host_code, self.exchange)
         except _native.BadNumber as error:
-            watching = self.options._watching
-            assert watching is not None
-            if self._watcher is None or self._watcher.compiled is not compiled:
-                self._watcher = NumberWatcher(compiled, watching, type(self.module).__name__)
-            return self._watcher.caught(inputs, self.exchange, str(error))
+            return self._caught(compiled, inputs, str(error))
+
+    def _caught(
+        self, compiled: CompiledModel, inputs: list[torch.Tensor], message: str
+    ) -> list[torch.Tensor]:
+        """Do what ``Options.watch`` says after a check of numbers has failed."""
+        watching = self.options._watching
+        assert watching is not None
+        if self._watcher is None or self._watcher.compiled is not compiled:
+            self._watcher = NumberWatcher(compiled, watching, type(self.module).__name__)
+        return self._watcher.caught(inputs, self.exchange, message)
+
+    def ring(self, alarm: Error) -> None:
+        """End the run, or the next one if none is in progress, with an error; for any thread."""
+        self.alarm = alarm
+        if self.compiled is not None:
+            self.compiled.executable.stop()
+
+    def _take_alarm(self) -> Error | None:
+        alarm, self.alarm = self.alarm, None
+        return alarm
 
     def use(self, work: Callable[[], T]) -> T:
         """Run the program; notify its queues, and the trace of PopVision if there is one.
@@ -282,10 +303,12 @@ class DeviceProgram:
         assert compiled is not None
         scope = _NOTHING if compiled.queues is None else compiled.queues.running()
         with self._shown(scope) if self.channel.is_shown else scope:
+            if (alarm := self._take_alarm()) is not None:
+                raise alarm
             try:
                 result = work()
             except _native.ERRORS as error:
-                raise _native.translated(error) from error
+                raise (self._take_alarm() or _native.translated(error)) from error
         self._note_run(compiled)
         return result
 

@@ -24,6 +24,21 @@ _MAX_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
+class Condition:
+    """A condition on the records of some tensors.
+
+    Attributes:
+        names: The names of the tensors.
+        when: Returns whether a record meets the condition.
+        then: Called with such a record; None to end the run.
+    """
+
+    names: frozenset[str]
+    when: Callable[[Record], object]
+    then: Callable[[Record], object] | None
+
+
+@dataclass(frozen=True)
 class Observed:
     """The observed version of a program.
 
@@ -32,12 +47,14 @@ class Observed:
         blocks: What each of its queues gets.
         every: The distance of observed device iterations; None if the budget decides.
         budget: The share of the run's time that observing may take.
+        conditions: What the records must not be.
     """
 
     program: Program
     blocks: tuple[ObservedBlock, ...]
     every: int | None
     budget: float
+    conditions: tuple[Condition, ...] = ()
 
 
 def observe_program(
@@ -50,38 +67,51 @@ def observe_program(
         observations: The requests of the options.
         first_queue: The number of its first queue.
     """
-    tensors = _chosen(program, observations)
+    if not observations:
+        return None
+    chosen = [_names(program, one) for one in observations]
+    tensors = _observed_tensors(program, observations, chosen)
     if not tensors:
         return None
     twin = program.copy()
     blocks = add_observations(twin, tensors, first_queue)
     budget = min(one.budget for one in observations)
-    return Observed(twin, tuple(blocks), observations[0].every, budget)
+    conditions = tuple(
+        Condition(frozenset(names), one.when, one.then)
+        for one, names in zip(observations, chosen, strict=True)
+        if one.when is not None
+    )
+    return Observed(twin, tuple(blocks), observations[0].every, budget, conditions)
 
 
-def _chosen(program: Program, observations: Sequence[Observation]) -> list[ObservedTensor]:
-    """Return the tensors that the selections mean, in the order of the program."""
-    if not observations:
-        return []
+def _names(program: Program, observation: Observation) -> list[str]:
+    """Return the names that a selection means, the same one for all names of a tensor."""
+    first: dict[int, str] = {}
+    for info in tensor_infos(program):
+        if info.name in program.graph.names:
+            first.setdefault(program.graph.names[info.name], info.name)
+    # Others are computed only if they are anchored.
+    known = program.graph.names
+    found = select_tensors(program, observation.select, "Options.observe")
+    return list(dict.fromkeys(first[known[one.name]] for one in found if one.name in known))
+
+
+def _observed_tensors(
+    program: Program, observations: Sequence[Observation], chosen: Sequence[Sequence[str]]
+) -> list[ObservedTensor]:
+    """Return the tensors to observe, in the order of the program."""
     requests: dict[str, list[Request]] = {}
     by_micro_batch: set[str] = set()
-    for one in observations:
-        for info in select_tensors(program, one.select, "Options.observe"):
-            # Others are computed only if they are anchored.
-            if info.name in program.graph.names:
-                requests.setdefault(info.name, []).extend(one.requests)
-                if not one.by_iteration:
-                    by_micro_batch.add(info.name)
-    # One tensor may have several names, and is observed under the first one.
-    seen: set[int] = set()
-    found = []
-    for info in tensor_infos(program):
-        if info.name not in requests or (number := program.graph.names[info.name]) in seen:
-            continue
-        seen.add(number)
-        asked = _united(requests[info.name])
-        found.append(ObservedTensor(info.name, asked, info.name not in by_micro_batch))
-    return found
+    for one, names in zip(observations, chosen, strict=True):
+        for name in names:
+            requests.setdefault(name, []).extend(one.requests)
+            if not one.by_iteration:
+                by_micro_batch.add(name)
+    return [
+        ObservedTensor(info.name, _united(requests[info.name]), info.name not in by_micro_batch)
+        for info in tensor_infos(program)
+        if info.name in requests
+    ]
 
 
 def _united(requests: Iterable[Request]) -> tuple[Request, ...]:
@@ -148,6 +178,7 @@ class Observer:
 
     def __init__(self, observed: Observed, loop: LoopCounts) -> None:
         self.blocks = observed.blocks
+        self.conditions = observed.conditions
         self._loop = loop
         self._lock = threading.Lock()
         self._open = [_Open() for _ in observed.blocks]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from popsim_torch import logs
-from popsim_torch.errors import Error, UsageAttributeError, UsageValueError
+from popsim_torch.errors import Error, RecordError, UsageAttributeError, UsageValueError
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.inspection import Inspection
-from popsim_torch.executor.observed import Observer
+from popsim_torch.executor.observed import Condition, Observer
 from popsim_torch.executor.table import table
 from popsim_torch.ir import Phase
 from popsim_torch.observe.record import Record, RecordSink
@@ -92,9 +92,11 @@ class Observing:
         self._num_lost = 0
         self._sinks: list[SafeSink] = []
         self._observer: Observer | None = None
+        self._failed: set[Condition] = set()  # those that were met, or raised an exception
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         # A weak reference: an executor without references is freed at once.
+        device.after_take = _weak_call(weakref.WeakMethod(self.begin))
         device.before_release = _weak_call(weakref.WeakMethod(self.finish))
 
     def observing(self) -> ObservedTensors:
@@ -148,15 +150,15 @@ class Observing:
         with self._lock:
             self._look()
             self._sinks.append(safe)
-            if self._thread is None or not self._thread.is_alive():
-                self._start()
+            self._start()
 
     def close_sinks(self) -> None:
         """Pass on what the sinks have not got yet, and close them; there are none afterwards."""
         with self._lock:
             self._look()
             sinks, self._sinks = self._sinks, []
-        self._stop.set()
+        if self._observer is None or not self._observer.conditions:
+            self._stop.set()
         for sink in sinks:
             sink.close()
 
@@ -202,6 +204,13 @@ class Observing:
         self.add_sink(_Described(writer, self._inspection))
         return writer
 
+    def begin(self) -> None:
+        """Look at records from now on if conditions depend on them."""
+        observer = self._device.require_compiled("observe").observer
+        if observer is not None and observer.conditions:
+            self._failed.clear()
+            self._start()
+
     def finish(self) -> None:
         """Take what is left before the program goes."""
         with self._lock:
@@ -223,12 +232,37 @@ class Observing:
             records, num_bytes = ([], 0) if one is None else one.take()
             if not records:
                 continue
+            assert one is not None
             self._keep(records, num_bytes)
+            self._judge(one, records)
             for sink in self._sinks:
                 sink.write_records(records)
-                if one is not None and one.dropped:
+                if one.dropped:
                     sink.records_dropped(one.dropped)
         self._observer = observer
+
+    def _judge(self, observer: Observer, records: Sequence[Record]) -> None:
+        """Look for records that meet a condition."""
+        for condition in observer.conditions:
+            for record in records:
+                if record.name not in condition.names or condition in self._failed:
+                    continue
+                try:
+                    if not condition.when(record):
+                        continue
+                    if condition.then is not None:
+                        condition.then(record)
+                        continue
+                except Exception as error:
+                    self._failed.add(condition)
+                    logs.python.warning(
+                        "Options.observe: when or then failed and is called no more: %s: %s. The "
+                        "model keeps running.",
+                        *(type(error).__name__, error),
+                    )
+                    continue
+                self._failed.add(condition)
+                self._device.ring(RecordError(_text_of(record), record))
 
     def _keep(self, records: list[Record], num_bytes: int) -> None:
         """Keep records for ``observations()``, and drop the oldest ones if they are too many."""
@@ -240,7 +274,9 @@ class Observing:
             self._num_lost += len(lost)
 
     def _start(self) -> None:
-        """Start the reader's thread; it ends with the sinks, or with the executor."""
+        """Start the reader's thread if there is none; it ends with the executor."""
+        if self._thread is not None and self._thread.is_alive() and not self._stop.is_set():
+            return
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=_read,
@@ -250,6 +286,20 @@ class Observing:
         )
         self._thread.start()
         _close_at_exit(self)
+
+
+def _text_of(record: Record) -> str:
+    found = record.statistics
+    shown = {
+        name: getattr(found, name)
+        for name in ("mean", "std", "minimum", "maximum", "norm", "nans", "infs", "zeros")
+    }
+    numbers = ", ".join(f"{k} {v:.6g}" for k, v in shown.items() if v is not None)
+    place = "" if record.micro_batch is None else f", micro-batch {record.micro_batch}"
+    return (
+        f"Options.observe: '{record.name}' met the condition `when` in device iteration "
+        f"{record.step}{place}: {numbers}. The model can be called again."
+    )
 
 
 class _Described:

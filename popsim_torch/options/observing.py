@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from popsim_torch.errors import (
     UsageAssertionError,
@@ -35,6 +36,8 @@ class Observation:
         every: The distance of observed device iterations; None if the budget decides.
         budget: The share of the run's time that observing may take.
         by_iteration: Whether the statistics are over all micro-batches of a device iteration.
+        when: Called with each record; whether to act. None never acts.
+        then: Called with such a record; None to end the run.
     """
 
     select: Select
@@ -42,6 +45,12 @@ class Observation:
     every: int | None
     budget: float
     by_iteration: bool
+    when: Callable[[Any], object] | None = None
+    then: Callable[[Any], object] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Observation:
+        # The functions stay the user's objects.
+        return self
 
 
 class ObservingOptions(OutputOptions):
@@ -56,6 +65,8 @@ class ObservingOptions(OutputOptions):
         every: int | None = None,
         budget: float = 0.02,
         over: str = "micro_batch",
+        when: Callable[[Any], object] | None = None,
+        then: Literal["stop"] | Callable[[Any], object] = "stop",
     ) -> Self:
         """Compute statistics of tensors while the model runs, without copying the tensors.
 
@@ -78,12 +89,19 @@ class ObservingOptions(OutputOptions):
             over: ``"micro_batch"`` for statistics of each micro-batch; ``"iteration"`` for those of
                 all micro-batches of a device iteration together, which have no samples, largest
                 values or fingerprints if there is more than one.
+            when: A function that is called with each ``Record``, on a thread of its own while the
+                model runs, and returns whether something is wrong:
+                ``lambda record: record.statistics.norm > 100``.
+            then: What happens the first time that something is wrong: ``"stop"`` ends the call that
+                runs at that moment, or the next one, with a ``RecordError``; a few device
+                iterations may have run in between. Or a function that is called with each such
+                record, on the same thread.
 
         Returns:
             The options.
 
         Raises:
-            UsageTypeError: ``select`` or a statistic is something else.
+            UsageTypeError: ``select``, a statistic, ``when`` or ``then`` is something else.
             UsageValueError: ``every``, ``budget`` or ``over`` has a wrong value, or two statistics
                 of one kind differ.
             UsageAttributeError: A model was wrapped with these options.
@@ -103,6 +121,10 @@ class ObservingOptions(OutputOptions):
             raise UsageValueError(f"{call}: budget has to be above 0, got {budget}.")
         if over not in _OVER:
             raise UsageValueError(f"{call}: over is 'micro_batch' or 'iteration', got {over!r}.")
+        if when is not None and not callable(when):
+            raise UsageTypeError(f"{call}: when is a function of a Record, got {when!r}.")
+        if then != "stop" and not callable(then):
+            raise UsageTypeError(f"{call}: then is 'stop' or a function of a Record, got {then!r}.")
         if self._why_no_anchors:
             raise UsageAttributeError(
                 f"{call}: a model was already wrapped or compiled with these options. Call it "
@@ -115,6 +137,9 @@ class ObservingOptions(OutputOptions):
                     "version of the program computes all statistics: pass the same to all calls."
                 )
         self._observations.append(
-            Observation(select, tuple(requests), every, float(budget), over == "iteration")
+            Observation(
+                *(select, tuple(requests), every, float(budget), over == "iteration", when),
+                None if then == "stop" else then,
+            )
         )
         return self

@@ -459,3 +459,58 @@ def test_floating_point_checks_and_observing_do_not_go_together(caplog):
     training(*data()[0])
     assert caplog.text.count("enableFloatingPointChecks") == 1
     assert training.observations() == []
+
+
+@pytest.mark.parametrize("calls", ["many short ones", "a long one"])
+def test_a_condition_ends_the_run(calls):
+    long = calls == "a long one"
+    model, options = Model(), options_of()
+    options.deviceIterations(30_000 if long else D).outputMode(poptorch.OutputMode.Final)
+    options.observe(
+        "Gradient___layers.2.weight",
+        every=1,
+        when=lambda record: record.step >= 5 and record.statistics.norm > 0,
+    )
+    training = poptorch.trainingModel(model, options, OPTIMIZERS["sgd"](model))
+    rows = BATCH * GA * (30_000 if long else D)
+    x, y = torch.randint(0, 10, (rows,)), torch.randint(0, 3, (rows,))
+    with pytest.raises(poptorch.RecordError, match=r"Gradient___layers.2.weight.*iteration 5") as e:
+        for _ in range(1 if long else 100_000):
+            training(x, y)
+    assert e.value.record.step == 5
+    assert training.observing().requests
+    done = training.compiled.executable.num_iterations
+    assert done > 5 and (not long or done < 30_000)
+    training(x, y)  # a condition ends a run once
+
+
+def test_a_condition_calls_a_function(caplog):
+    found = []
+    options = options_of()
+    options.observe("*Relu:0", Counts(), every=1, when=lambda r: r.step == 2, then=found.append)
+    options.observe("*Relu:0", Counts(), every=1, when=lambda r: r.no_such_thing)
+    model = Model()
+    training = poptorch.trainingModel(model, options, OPTIMIZERS["sgd"](model))
+    for x, y in data():
+        training(x, y)
+    training.observations()  # what is left
+    names = {"layers/3/Relu:0", "Gradient___layers/3/Relu:0"}
+    assert {record.name for record in found} == names and len(found) == 2 * GA
+    assert caplog.text.count("no_such_thing") == 1
+
+
+def test_watch_and_observe_together():
+    class Spoilt(Model):
+        def forward(self, x, y):
+            out, loss = super().forward(x, y)
+            return out, loss + 0 / x.sum()
+
+    model, options = Spoilt(), options_of()
+    options.observe("*", every=1).watch()
+    training = poptorch.trainingModel(model, options, OPTIMIZERS["sgd"](model))
+    x, y = data()[0]
+    training(x, y)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(poptorch.BadNumberError):
+        training(x * 0, y)
+    same(model.state_dict().values(), before.values())
