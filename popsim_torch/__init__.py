@@ -45,6 +45,7 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.executor.observing import ObservedTensors
 from popsim_torch.executor.summary import ModelSummary, ModuleSummary
 from popsim_torch.feeds import (
     InfeedQueue,
@@ -76,6 +77,7 @@ from popsim_torch.observe import (
     summarise,
     summary_table,
 )
+from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.observe.sinks import (
     Alarm,
     HtmlPage,
@@ -144,6 +146,18 @@ from popsim_torch.stages import (
     smallest_gradient_accumulation,
 )
 from popsim_torch.stages import print as print
+from popsim_torch.statistics import (
+    Counts,
+    Fingerprint,
+    Histogram,
+    HistogramCounts,
+    Moments,
+    Sample,
+    Statistics,
+    TopK,
+    statistics_of,
+)
+from popsim_torch.statistics import merge as merge_statistics
 from popsim_torch.tensors import TensorInfo
 from popsim_torch.training import (
     Checkpoint,
@@ -173,17 +187,21 @@ __all__ = [
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
+    "Counts",
     "DataLoader",
     "DataLoaderMode",
     "Difference",
     "EarlyStopping",
     "EpochRecord",
     "Error",
+    "Fingerprint",
     "FirstDifference",
     "Function",
     "Glob",
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
+    "Histogram",
+    "HistogramCounts",
     "History",
     "HtmlPage",
     "ICustomArgParser",
@@ -197,9 +215,11 @@ __all__ = [
     "MeanReductionStrategy",
     "ModelSummary",
     "ModuleSummary",
+    "Moments",
     "MultiConv",
     "MultiConvPlanType",
     "NameScope",
+    "ObservedTensors",
     "OperandNumbers",
     "Options",
     "Outfeed",
@@ -219,17 +239,21 @@ __all__ = [
     "PipeliningOptions",
     "PoplarExecutor",
     "RecomputationMode",
+    "Record",
     "RecordError",
+    "RecordSink",
     "RecordedTensor",
     "RecoverableError",
     "ReductionType",
     "Run",
     "RunWriter",
+    "Sample",
     "SampleDifference",
     "SerialPhasedExecution",
     "ShardedExecution",
     "SharingStrategy",
     "Stage",
+    "Statistics",
     "StepDifference",
     "SummaryBoard",
     "SummaryFile",
@@ -237,6 +261,7 @@ __all__ = [
     "TensorInfo",
     "TensorLocationSettings",
     "TensorSummary",
+    "TopK",
     "Traffic",
     "UnrecoverableError",
     "VariableRetrievalMode",
@@ -278,6 +303,7 @@ __all__ = [
     "ipu_print_tensor",
     "isRunningOnIpu",
     "load",
+    "merge_statistics",
     "module_repr",
     "nan_map",
     "nearest",
@@ -310,6 +336,7 @@ __all__ = [
     "set_pipeline_stage_assignment",
     "set_pipelining_options",
     "smallest_gradient_accumulation",
+    "statistics_of",
     "step_norms",
     "step_title",
     "summarise",

@@ -17,6 +17,7 @@ from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.observed import Condition, Observer
 from popsim_torch.executor.table import table
+from popsim_torch.ir import Phase
 from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.observe.sinks import SafeSink
 from popsim_torch.records import RunWriter
@@ -322,6 +323,11 @@ class _Described:
         given = [one.name for one in infos.values() if one.kind in _GIVEN]
         observer = self._inspection.compiled.observer
         blocks = () if observer is None else observer.blocks
+        # What forward computes of weights alone is observed where weights are, in the update.
+        for block in blocks:
+            if block.phase == Phase.UPDATE:
+                names = [one.name for one in block.tensors]
+                given += [name for name in names if infos[name].phase == "forward"]
         made = [one.name for block in blocks for one in block.tensors]
         return [infos[name] for name in dict.fromkeys([*given, *made, *infos])]
 

@@ -48,19 +48,25 @@ def _outputs(eager: Tensors, program: Tensors) -> Iterator[tuple[str, str]]:
             (outputs if tensor.kind == OUTPUT else further)[tensor.module].append(name)
     results = _results(program)
     for module, calls in outputs.items():
-        shape = eager[calls[0]].shape
-        if any(eager[name].shape == shape for name in further[module]):
+        if any(eager[name].shape == eager[calls[0]].shape for name in further[module]):
             continue  # which of them is the last result is not known
-        found = [
-            name
-            for name in results.get(module, ())
-            if shape is None or program[name].shape in (None, shape)
-        ]
-        if len(calls) > 1:
-            found = [name for name in found if _op(name) == _op(found[-1])]
-        each, rest = divmod(len(found), len(calls))
-        if each and not rest:
-            yield from zip(calls, found[each - 1 :: each], strict=True)
+        for shape in dict.fromkeys(eager[name].shape for name in calls):
+            of_shape = [name for name in calls if eager[name].shape == shape]
+            found = [
+                name
+                for name in results.get(module, ())
+                if shape is None or program[name].shape in (None, shape)
+            ]
+            yield from _divided(of_shape, found)
+
+
+def _divided(calls: list[str], results: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the outputs of calls of a module, with the last result of each call."""
+    if len(calls) > 1:
+        results = [name for name in results if _op(name) == _op(results[-1])]
+    each, rest = divmod(len(results), len(calls))
+    if each and not rest:
+        yield from zip(calls, results[each - 1 :: each], strict=True)
 
 
 def _results(program: Tensors) -> dict[str, list[str]]:

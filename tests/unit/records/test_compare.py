@@ -278,6 +278,16 @@ def test_names_of_modules_and_of_results_correspond():
     assert pair_tensors(b, a) == {theirs: ours for ours, theirs in expected.items()}
 
 
+def test_calls_of_a_module_with_other_shapes_correspond():
+    program = [("act/Relu:0", (2, 3)), ("act/Relu:0/1", (2, 5)), ("act/Relu:0/2", (2, 3))]
+    eager = [("act", (2, 3)), ("act/1", (2, 5)), ("act/2", (2, 3))]
+    a = {name: RecordedTensor(name, shape, module="act", kind=OUTPUT) for name, shape in eager}
+    b = {name: RecordedTensor(name, shape, module="act") for name, shape in program}
+    expected = {"act": "act/Relu:0", "act/1": "act/Relu:0/1", "act/2": "act/Relu:0/2"}
+    assert pair_tensors(a, b) == expected
+    assert pair_tensors(b, a) == {theirs: ours for ours, theirs in expected.items()}
+
+
 @pytest.mark.parametrize("name", ["5", "a/5", ":", "x:", "x:" + "9" * 5000, "x:0/", "\n:1", ""])
 def test_any_name_is_paired_with_itself(name):
     tensors = {name: RecordedTensor(name)}

@@ -131,6 +131,16 @@ def test_with_an_executor_the_names_are_those_of_the_program(kind, tmp_path):
         assert name in run.names and f"Gradient___{name}" in run.names
 
 
+def test_a_batch_of_as_many_samples_as_features(tmp_path):
+    """The transposed weight has the shape of the output, and is no output."""
+    model = Mlp()
+    shape = (6, 6)
+    eager = train(copy.deepcopy(model), tmp_path / "eager", shape, *USUAL)
+    _, run = run_program(model, tmp_path / "program", shape)
+    assert pair_tensors(eager.details, run.details)["fc1"] == "fc1/Gemm:0"
+    assert compare(run, eager, tolerance=1e-4).equal
+
+
 def test_a_change_is_found_at_its_module(tmp_path):
     model = Mlp()
     changed = copy.deepcopy(model)
