@@ -96,9 +96,8 @@ def _runs(script: str, flags: list[str], parameters: dict[str, str]) -> Iterator
         if before.startswith("--") and not flag.startswith("--"):
             name = before.removeprefix("--").replace("-", "_").upper()
             value = flag if _NUMBER.fullmatch(flag) else repr(flag)
-            if parameters.setdefault(name, value) != value:
-                name = f"{Path(script).stem.upper()}_{name}"
-                parameters.setdefault(name, value)
+            name = _free_name(name, script, value, parameters)
+            parameters[name] = value
             shown.append(f"{{{name}}}")
             if flag.endswith(".png"):
                 pictures.append(name)
@@ -107,6 +106,13 @@ def _runs(script: str, flags: list[str], parameters: dict[str, str]) -> Iterator
     yield nbformat.v4.new_code_cell(" ".join(["%run", script, *shown]))
     for name in pictures:
         yield nbformat.v4.new_code_cell(f"from IPython.display import Image\n\nImage({name})")
+
+
+def _free_name(flag: str, script: str, value: str, parameters: dict[str, str]) -> str:
+    """Return the name of a parameter that has this value, or that there is not yet."""
+    own = f"{Path(script).stem.upper()}_{flag}"
+    names = (flag, own, *(f"{own}_{number}" for number in range(2, len(parameters) + 2)))
+    return next(name for name in names if parameters.get(name, value) == value)
 
 
 def main() -> None:

@@ -44,6 +44,7 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.executor.observing import ObservedTensors
 from popsim_torch.executor.summary import ModelSummary, ModuleSummary
 from popsim_torch.feeds import (
     InfeedQueue,
@@ -75,6 +76,7 @@ from popsim_torch.observe import (
     summarise,
     summary_table,
 )
+from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.observe.sinks import (
     Alarm,
     HtmlPage,
@@ -143,6 +145,18 @@ from popsim_torch.stages import (
     smallest_gradient_accumulation,
 )
 from popsim_torch.stages import print as print
+from popsim_torch.statistics import (
+    Counts,
+    Fingerprint,
+    Histogram,
+    HistogramCounts,
+    Moments,
+    Sample,
+    Statistics,
+    TopK,
+    statistics_of,
+)
+from popsim_torch.statistics import merge as merge_statistics
 from popsim_torch.tensors import TensorInfo
 from popsim_torch.training import (
     Checkpoint,
@@ -172,17 +186,21 @@ __all__ = [
     "CommGroupType",
     "ConfigFileError",
     "ConnectionType",
+    "Counts",
     "DataLoader",
     "DataLoaderMode",
     "Difference",
     "EarlyStopping",
     "EpochRecord",
     "Error",
+    "Fingerprint",
     "FirstDifference",
     "Function",
     "Glob",
     "GradientAccumulationReductionMethod",
     "HalfFloatCastingBehavior",
+    "Histogram",
+    "HistogramCounts",
     "History",
     "HtmlPage",
     "ICustomArgParser",
@@ -196,9 +214,11 @@ __all__ = [
     "MeanReductionStrategy",
     "ModelSummary",
     "ModuleSummary",
+    "Moments",
     "MultiConv",
     "MultiConvPlanType",
     "NameScope",
+    "ObservedTensors",
     "OperandNumbers",
     "Options",
     "Outfeed",
@@ -218,16 +238,20 @@ __all__ = [
     "PipeliningOptions",
     "PoplarExecutor",
     "RecomputationMode",
+    "Record",
+    "RecordSink",
     "RecordedTensor",
     "RecoverableError",
     "ReductionType",
     "Run",
     "RunWriter",
+    "Sample",
     "SampleDifference",
     "SerialPhasedExecution",
     "ShardedExecution",
     "SharingStrategy",
     "Stage",
+    "Statistics",
     "StepDifference",
     "SummaryBoard",
     "SummaryFile",
@@ -235,6 +259,7 @@ __all__ = [
     "TensorInfo",
     "TensorLocationSettings",
     "TensorSummary",
+    "TopK",
     "Traffic",
     "UnrecoverableError",
     "VariableRetrievalMode",
@@ -276,6 +301,7 @@ __all__ = [
     "ipu_print_tensor",
     "isRunningOnIpu",
     "load",
+    "merge_statistics",
     "module_repr",
     "nan_map",
     "nearest",
@@ -308,6 +334,7 @@ __all__ = [
     "set_pipeline_stage_assignment",
     "set_pipelining_options",
     "smallest_gradient_accumulation",
+    "statistics_of",
     "step_norms",
     "step_title",
     "summarise",

@@ -27,7 +27,7 @@ commands:
           optimizer), or (executor, inputs)
   diff    say where two recorded runs first differ
   replay  repeat the device iteration that Options.watch wrote to a file, and say
-          which op computed the first bad number
+          where its first bad number came from
   info    print what this installation computes with
 
 options of run:

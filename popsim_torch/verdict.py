@@ -99,6 +99,11 @@ class Verdict:
         return None if self.exact is None else math.isfinite(self.exact)
 
     def __str__(self) -> str:
+        if self.source == "unknown":
+            return (
+                f"A number is NaN or infinite in device iteration {self.iteration}.\n"
+                f"  rule:       {self.rule}\n  note:       {self.note}"
+            )
         lines = [
             f"The first bad number is {self.value:g}, in '{self.tensor}'{_at(self.index)}.",
             f"  rule:       {self.rule}",

@@ -387,15 +387,12 @@ def fit_to_host(
         Error: An op cannot be prepared.
     """
     start = time.perf_counter()
-    observed = _observed(program, run, observations, num_queues, log)
     host_program = program.copy()
-    # Floating-point checks name the op of the model that failed: no ops are fused for them.
-    if not run.floating_point_checks:
-        for name in run_host_passes(host_program, pipelined=is_pipelined(run.schedule)):
-            _note_program(log, name, host_program)
-    if watches:
-        add_checks(host_program, training=plan is not None)
-        _note_program(log, "add_checks", host_program)
+    _fit_program(host_program, run, log, watches=watches, training=plan is not None)
+    observed = _observed(program, run, observations, num_queues)
+    if observed is not None:
+        _note_program(log, "observe", observed.program)
+        _fit_program(observed.program, run, log, watches=watches, training=plan is not None)
     executable = build_executable(
         host_program,
         run.loop,
@@ -426,26 +423,30 @@ def fit_to_host(
     )
 
 
+def _fit_program(
+    program: Program, run: RunSettings, log: CompileLog, *, watches: bool, training: bool
+) -> None:
+    """Fit a copy of a program to this machine, in place."""
+    # Floating-point checks name the op of the model that failed: no ops are fused for them.
+    if not run.floating_point_checks:
+        for name in run_host_passes(program, pipelined=is_pipelined(run.schedule)):
+            _note_program(log, name, program)
+    if watches:
+        add_checks(program, training=training)
+        _note_program(log, "add_checks", program)
+
+
 def _observed(
-    program: Program,
-    run: RunSettings,
-    observations: Sequence[Observation],
-    first_queue: int,
-    log: CompileLog,
+    program: Program, run: RunSettings, observations: Sequence[Observation], first_queue: int
 ) -> Observed | None:
-    """Return the observed version of a program, fitted to this machine; None if there is none."""
+    """Return the observed version of a program, not yet fitted to this machine; None for none."""
     if observations and run.floating_point_checks:
         logs.python.warning(
             "Options.observe has no effect together with enableFloatingPointChecks, which runs "
             "the ops of the model one by one. Switch one of them off."
         )
         return None
-    observed = observe_program(program, observations, first_queue)
-    if observed is not None:
-        _note_program(log, "observe", observed.program)
-        for name in run_host_passes(observed.program, pipelined=is_pipelined(run.schedule)):
-            _note_program(log, f"observe, {name}", observed.program)
-    return observed
+    return observe_program(program, observations, first_queue)
 
 
 def _note_trace(log: CompileLog, name: str, traced: TraceResult) -> None:

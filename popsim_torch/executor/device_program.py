@@ -258,12 +258,12 @@ class DeviceProgram:
         """Run the executable; if a check of numbers fails, do what ``Options.watch`` says."""
         try:
             return compiled.executable.run(inputs, compiled.host_code, self.exchange)
-        except _native.BadNumber:
+        except _native.BadNumber as error:
             watching = self.options._watching
             assert watching is not None
             if self._watcher is None or self._watcher.compiled is not compiled:
                 self._watcher = NumberWatcher(compiled, watching, type(self.module).__name__)
-            return self._watcher.caught(inputs, self.exchange)
+            return self._watcher.caught(inputs, self.exchange, str(error))
 
     def use(self, work: Callable[[], T]) -> T:
         """Run the program; notify its queues, and the trace of PopVision if there is one.

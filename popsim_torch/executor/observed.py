@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 
 from popsim_torch import _native
-from popsim_torch.ir import LoopCounts, Phase, Program, select_tensors, tensor_infos
+from popsim_torch.ir import Graph, LoopCounts, Phase, Program, select_tensors, tensor_infos
 from popsim_torch.observe.record import Record
 from popsim_torch.options.observing import Observation
 from popsim_torch.passes.observe import ObservedBlock, ObservedTensor, add_observations
-from popsim_torch.statistics import Histogram, Request, Statistics, decode, merge
+from popsim_torch.statistics import Decoder, Histogram, Request, Statistics, merge
 
 __all__ = ["Observed", "Observer", "observe_program"]
 
@@ -98,12 +99,43 @@ def _amount(request: Request) -> int:
     return int(getattr(request, "k", getattr(request, "n", 0)))
 
 
+class _Batch:
+    """Elements of one queue, which are read when somebody asks for their records.
+
+    Args:
+        vectors: The number of the array of each tensor of the block.
+        decoders: One for each array.
+        arrays: float64, shape ``(elements, replicas, length)``.
+    """
+
+    def __init__(
+        self,
+        vectors: Sequence[int],
+        decoders: Sequence[Decoder],
+        arrays: Sequence[torch.Tensor],
+    ) -> None:
+        self._vectors = vectors
+        self._decoders = decoders
+        self._arrays = arrays
+        self._scalars: list[Any] = [None] * len(arrays)
+
+    def statistics(self, tensor: int, element: int, replica: int) -> Statistics:
+        """Return the statistics of a tensor; all arguments are numbers."""
+        number = self._vectors[tensor]
+        decoder, array = self._decoders[number], self._arrays[number]
+        scalars = self._scalars[number]
+        if scalars is None:
+            scalars = self._scalars[number] = array[:, :, : decoder.num_scalars].tolist()
+        vector = array[element, replica] if decoder.has_tensors else array
+        return decoder.decode(vector, scalars[element][replica])
+
+
 @dataclass
 class _Open:
-    """The records of a device iteration that are not complete."""
+    """The parts of a device iteration whose records are over all of its micro-batches."""
 
     step: int = -1
-    parts: dict[tuple[str, int], list[Statistics]] = field(default_factory=dict)
+    parts: dict[tuple[str, int], list[Callable[[], Statistics]]] = field(default_factory=dict)
 
 
 class Observer:
@@ -120,22 +152,21 @@ class Observer:
         self._lock = threading.Lock()
         self._open = [_Open() for _ in observed.blocks]
         self.queues = [self._queue(block) for block in observed.blocks]
-        self._dropped = 0
+        self._decoders = [_decoders(observed.program.graph, block) for block in observed.blocks]
 
     def _queue(self, block: ObservedBlock) -> _native.Outfeed:
         axis = (self._loop.replicas,) if self._loop.replicas > 1 else ()
-        lengths = [2, *block.lengths]
         return _native.Outfeed(
             ["int64"] + ["float64"] * len(block.lengths),
-            [(*axis, length) for length in lengths],
-            False,
-            1,
-            4,
-            _MAX_BYTES,
-            "drop_oldest",
-            60.0,
-            tempfile.gettempdir(),
-            f"statistics of {block.phase.name.lower()}, stage {block.stage}",
+            [(*axis, length) for length in (2, *block.lengths)],
+            last=False,
+            every=1,
+            buffer_depth=4,
+            max_bytes=_MAX_BYTES,
+            when_full="drop_oldest",
+            patience=0.0,
+            spill_folder="",
+            name=f"statistics of {block.phase.name.lower()}, stage {block.stage}",
         )
 
     @property
@@ -146,45 +177,61 @@ class Observer:
             for queue, block in zip(self.queues, self.blocks, strict=True)
         )
 
-    def take(self) -> list[Record]:
-        """Return the records that have come and were not taken before.
+    def take(self) -> tuple[list[Record], int]:
+        """Return the records that have come and were not taken before, and their size in bytes.
 
         They are in the order of steps, micro-batches and ops, as far as they have come.
         """
         with self._lock:
-            elements = []
-            for number, (queue, block) in enumerate(zip(self.queues, self.blocks, strict=True)):
+            elements: list[tuple[list[int], int, int, _Batch, list[list[int]]]] = []
+            num_bytes = 0
+            for number, queue in enumerate(self.queues):
                 count, arrays = queue.take(-1)
+                if not count:
+                    continue
+                num_bytes += sum(array.nbytes for array in arrays)
+                shaped = [array.view(count, self._loop.replicas, -1) for array in arrays]
+                vectors = self.blocks[number].vectors
+                batch = _Batch(vectors, self._decoders[number], shaped[1:])
+                phase = int(self.blocks[number].phase)
                 elements += [
-                    (_order(arrays[0][i], block), number, [array[i] for array in arrays])
-                    for i in range(count)
+                    ([*positions[0], phase], number, index, batch, positions)
+                    for index, positions in enumerate(shaped[0].tolist())
                 ]
-            elements.sort(key=lambda element: element[:2])
-            return [
-                record for _, number, arrays in elements for record in self._records(number, arrays)
-            ]
+            elements.sort(key=lambda element: element[:3])
+            records = [record for _, *element in elements for record in self._records(*element)]
+            return records, num_bytes
 
-    def _records(self, number: int, arrays: list[torch.Tensor]) -> Iterator[Record]:
+    def _records(
+        self, number: int, index: int, batch: _Batch, positions: list[list[int]]
+    ) -> Iterator[Record]:
+        """Yield the records of an element of a queue."""
         block, opened = self.blocks[number], self._open[number]
-        per_replica = self._loop.replicas > 1
-        for replica in range(self._loop.replicas):
-            position, *vectors = [x[replica] for x in arrays] if per_replica else arrays
-            step, micro_batch = position.tolist()
-            place = None if block.phase == Phase.UPDATE else micro_batch
+        is_update = block.phase == Phase.UPDATE
+        for replica, (step, micro_batch) in enumerate(positions):
+            place = None if is_update else micro_batch
             if step != opened.step:
                 opened.step = step
                 opened.parts.clear()
-            for one, vector in zip(block.tensors, vectors, strict=True):
-                found = decode(vector, one.requests)
+            for tensor, one in enumerate(block.tensors):
+                found = partial(batch.statistics, tensor, index, replica)
                 if place is None or not one.by_iteration:
                     yield Record(one.name, step, place, replica, found)
                     continue
                 parts = opened.parts.setdefault((one.name, replica), [])
                 parts.append(found)
                 if len(parts) == self._loop.gradient_accumulation:
-                    yield Record(one.name, step, None, replica, merge(parts))
+                    yield Record(one.name, step, None, replica, partial(_merged, tuple(parts)))
 
 
-def _order(position: torch.Tensor, block: ObservedBlock) -> tuple[int, int, int]:
-    step, micro_batch = position.reshape(-1, 2)[0].tolist()
-    return step, micro_batch, int(block.phase)
+def _decoders(graph: Graph, block: ObservedBlock) -> list[Decoder]:
+    """Return a decoder for each vector of an element."""
+    found: dict[int, Decoder] = {}
+    for one, number in zip(block.tensors, block.vectors, strict=True):
+        numel = graph.tensors[graph.names[one.name]].numel
+        found.setdefault(number, Decoder(one.requests, numel))
+    return [found[number] for number in range(len(block.lengths))]
+
+
+def _merged(parts: Iterable[Callable[[], Statistics]]) -> Statistics:
+    return merge([part() for part in parts])

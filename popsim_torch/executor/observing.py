@@ -26,8 +26,8 @@ from popsim_torch.tensors.selections import Select
 
 __all__ = ["ObservedTensors", "Observing"]
 
-_KEPT = 200_000
-"""The number of records that wait for ``observations()``; after it the oldest ones are dropped."""
+_KEPT = 256 * 2**20
+"""The size of the records that wait for ``observations()`` (bytes); the oldest ones are dropped."""
 _SECONDS = 0.05
 """The time between two looks of the reader."""
 _GIVEN = ("input", "weight", "hyper-parameter")
@@ -86,7 +86,8 @@ class Observing:
         self._device = device
         self._inspection = inspection
         self._lock = threading.RLock()
-        self._kept: deque[Record] = deque(maxlen=_KEPT)
+        self._kept: deque[tuple[list[Record], int]] = deque()
+        self._num_kept = 0  # bytes
         self._num_lost = 0
         self._sinks: list[SafeSink] = []
         self._observer: Observer | None = None
@@ -113,7 +114,7 @@ class Observing:
         """Return the records that ``Options.observe`` asked for, as far as they have come.
 
         Each record is returned once, in the order of the run; any thread may ask, also while the
-        model runs. The newest 200,000 are kept until they are asked for.
+        model runs. If nobody asks, the newest ones are kept: up to 64 MiB of each block of ops.
 
         Raises:
             Error: The options observe nothing.
@@ -121,8 +122,9 @@ class Observing:
         self._require("observations")
         with self._lock:
             self._look()
-            found = list(self._kept)
+            found = [record for records, _ in self._kept for record in records]
             self._kept.clear()
+            self._num_kept = 0
             return found
 
     def add_sink(self, sink: RecordSink) -> None:
@@ -217,16 +219,24 @@ class Observing:
         compiled = self._device.compiled
         observer = None if compiled is None else compiled.observer
         for one in dict.fromkeys((self._observer, observer)):
-            records = [] if one is None else one.take()
+            records, num_bytes = ([], 0) if one is None else one.take()
             if not records:
                 continue
-            self._num_lost += max(0, len(self._kept) + len(records) - _KEPT)
-            self._kept.extend(records)
+            self._keep(records, num_bytes)
             for sink in self._sinks:
                 sink.write_records(records)
-                if observer is not None and observer.dropped:
-                    sink.records_dropped(observer.dropped)
+                if one is not None and one.dropped:
+                    sink.records_dropped(one.dropped)
         self._observer = observer
+
+    def _keep(self, records: list[Record], num_bytes: int) -> None:
+        """Keep records for ``observations()``, and drop the oldest ones if they are too many."""
+        self._kept.append((records, num_bytes))
+        self._num_kept += num_bytes
+        while self._num_kept > _KEPT and len(self._kept) > 1:
+            lost, lost_bytes = self._kept.popleft()
+            self._num_kept -= lost_bytes
+            self._num_lost += len(lost)
 
     def _start(self) -> None:
         """Start the reader's thread; it ends with the sinks, or with the executor."""

@@ -22,7 +22,7 @@ from popsim_torch.passes.check_numbers import watched_tensors
 from popsim_torch.passes.op_table import op_table
 from popsim_torch.verdict import OperandNumbers, Verdict
 
-__all__ = ["Iteration", "Replayer", "iteration_of_failed_run"]
+__all__ = ["Iteration", "Replayer", "iteration_of_failed_run", "unknown_verdict"]
 
 _ROLES = {
     Role.PARAMETER: "parameter",
@@ -86,6 +86,35 @@ def iteration_of_failed_run(compiled: CompiledModel, inputs: Sequence[torch.Tens
     )
 
 
+def unknown_verdict(number: int, problem: str, note: str = "") -> Verdict:
+    """Return the verdict about an iteration whose repetition does not show the bad number.
+
+    Args:
+        number: The number of the device iteration.
+        problem: Why it does not.
+        note: What else there is to say.
+    """
+    return Verdict(
+        tensor="",
+        source="unknown",
+        op="",
+        phase="",
+        layer="",
+        line="",
+        iteration=number,
+        micro_batch=0,
+        replica=0,
+        stage=0,
+        index=(),
+        value=math.nan,
+        rule=f"unknown: {problem}",
+        operands=(),
+        exact=None,
+        noticed_in="",
+        note=note,
+    )
+
+
 def _part(whole: torch.Tensor, number: int, count: int) -> torch.Tensor:
     """Return one of several equal parts of the memory of a contiguous tensor."""
     flat = whole.reshape(-1)
@@ -138,7 +167,8 @@ class Replayer:
         calls_host = self._host_code is not None
         note = "the repeated iteration called the functions of poptorch.CPU" if calls_host else ""
         if origin is None:
-            return self._unknown(iteration, record.error, note)
+            problem = record.error or "the repeated iteration had no bad number"
+            return unknown_verdict(iteration.number, problem, note)
         if origin.given is not None:
             return self._given(iteration, origin, origin.given, note)
         record = self._repeat(iteration, copied=origin.execution.number)
@@ -233,29 +263,6 @@ class Replayer:
             exact=None,
             noticed_in=self._noticed(origin),
             note="; ".join(filter(None, (f"first read by '{op.name}'", note))),
-        )
-
-    def _unknown(self, iteration: Iteration, error: str, note: str) -> Verdict:
-        """Return the verdict if the repeated iteration had no bad number."""
-        problem = error or "the repeated iteration had no bad number"
-        return Verdict(
-            tensor="",
-            source="unknown",
-            op="",
-            phase="",
-            layer="",
-            line="",
-            iteration=iteration.number,
-            micro_batch=0,
-            replica=0,
-            stage=0,
-            index=(),
-            value=math.nan,
-            rule=f"unknown: {problem}",
-            operands=(),
-            exact=None,
-            noticed_in="",
-            note=note,
         )
 
     def _when(self, iteration: Iteration, origin: Origin) -> dict[str, int]:

@@ -11,7 +11,12 @@ import torch
 from popsim_torch import _native, logs
 from popsim_torch.errors import BadNumberError, Error
 from popsim_torch.executor.compiled_model import CompiledModel
-from popsim_torch.executor.replay import Iteration, Replayer, iteration_of_failed_run
+from popsim_torch.executor.replay import (
+    Iteration,
+    Replayer,
+    iteration_of_failed_run,
+    unknown_verdict,
+)
 from popsim_torch.files.capsule import Capsule, write_capsule
 from popsim_torch.files.operators import foreign_operators
 from popsim_torch.options.watching import NumberWatching
@@ -42,13 +47,14 @@ class NumberWatcher:
         self._replayer: Replayer | None = None
 
     def caught(
-        self, inputs: Sequence[torch.Tensor], exchange: ExchangeParts | None
+        self, inputs: Sequence[torch.Tensor], exchange: ExchangeParts | None, message: str
     ) -> list[torch.Tensor]:
         """Go on after a check has ended a run, as the user wants.
 
         Args:
             inputs: The inputs of the run.
             exchange: What the run needs to exchange gradients.
+            message: What the check says.
 
         Returns:
             The results of the run, if it goes on.
@@ -59,17 +65,17 @@ class NumberWatcher:
         """
         executable, host_code = self.compiled.executable, self.compiled.host_code
         while True:
-            verdict, saved = self._verdict(inputs)
+            verdict, saved = self._verdict(inputs, message)
             if self._watching.then is None:
                 where = f"\n  capsule:    {saved}" if saved else ""
                 raise BadNumberError(f"{verdict}{where}", verdict) from None
             skip = self._watching.then(verdict) is True
             try:
                 return executable.resume(inputs, skip, host_code, exchange)
-            except _native.BadNumber:
-                continue
+            except _native.BadNumber as error:
+                message = str(error)
 
-    def _verdict(self, inputs: Sequence[torch.Tensor]) -> tuple[Verdict, Path | None]:
+    def _verdict(self, inputs: Sequence[torch.Tensor], message: str) -> tuple[Verdict, Path | None]:
         """Return the verdict about the run that has just failed, and the file of the iteration."""
         with _native.translated_errors():
             iteration = iteration_of_failed_run(self.compiled, inputs)
@@ -80,7 +86,13 @@ class NumberWatcher:
                 training=iteration.training,
                 host_code=self.compiled.host_code,
             )
-        verdict = self._replayer.verdict(iteration)
+        try:
+            verdict = self._replayer.verdict(iteration)
+        except Error as error:
+            problem = f"the iteration cannot be repeated ({error.message})"
+            verdict = unknown_verdict(iteration.number, problem)
+        if verdict.source == "unknown":
+            verdict = dataclasses.replace(verdict, note=f"the check says: {message}")
         return verdict, self._save(iteration, verdict)
 
     def _save(self, iteration: Iteration, verdict: Verdict) -> Path | None:

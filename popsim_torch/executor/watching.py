@@ -23,7 +23,7 @@ def check_watching(options: Options, *, is_loop: bool) -> None:
     if is_loop:
         raise not_supported_yet(
             "Options.watch",
-            "a loop of poptorch.function or fit",
+            "a loop of poptorch.function, pipeline or fit",
             "Use Precision.enableFloatingPointExceptions there, or call a trainingModel in a loop.",
         )
     if options.Distributed.numProcesses > 1:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from popsim_torch.statistics import Statistics
@@ -11,24 +10,57 @@ from popsim_torch.statistics import Statistics
 __all__ = ["Record", "RecordSink"]
 
 
-@dataclass(frozen=True)
 class Record:
     """The statistics of one tensor at one place of a run.
 
-    Attributes:
+    Args:
         name: The name of the tensor, as ``getTensorNames`` spells it.
-        step: The device iteration, counted from 0 over all calls.
+        step: The device iteration, counted from 0 since the model was compiled.
         micro_batch: The micro-batch of the device iteration, counted from 0; None for a tensor of
             the update, and for statistics over all micro-batches.
         replica: The replica, counted from 0.
-        statistics: The statistics.
+        statistics: The statistics, or a function that returns them when they are asked for.
     """
 
-    name: str
-    step: int
-    micro_batch: int | None
-    replica: int
-    statistics: Statistics
+    __slots__ = ("_statistics", "micro_batch", "name", "replica", "step")
+
+    def __init__(
+        self,
+        name: str,
+        step: int,
+        micro_batch: int | None,
+        replica: int,
+        statistics: Statistics | Callable[[], Statistics],
+    ) -> None:
+        self.name = name
+        self.step = step
+        self.micro_batch = micro_batch
+        self.replica = replica
+        self._statistics = statistics
+
+    @property
+    def statistics(self) -> Statistics:
+        """The statistics."""
+        found = self._statistics
+        if not isinstance(found, Statistics):
+            found = self._statistics = found()
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Record) and self._parts() == other._parts()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        names = ("name", "step", "micro_batch", "replica", "statistics")
+        parts = (f"{name}={part!r}" for name, part in zip(names, self._parts(), strict=True))
+        return f"Record({', '.join(parts)})"
+
+    def __reduce__(self) -> tuple[type[Record], tuple[object, ...]]:
+        return Record, self._parts()
+
+    def _parts(self) -> tuple[str, int, int | None, int, Statistics]:
+        return self.name, self.step, self.micro_batch, self.replica, self.statistics
 
 
 class RecordSink(Protocol):

@@ -51,7 +51,8 @@ class WatchOptions(OptionsGroup):
 
         Training checks the loss (each output that is one number) and all that the weight update
         reads, before the update changes a weight; inference checks all floating-point outputs.
-        These checks change no bit, and cost about one percent. When a check fails, weights,
+        These checks change no bit, and cost about one percent; more with ``use_combined_accum``
+        and centered RMSprop, which copy state in each iteration. When a check fails, weights,
         optimizer state and buffers are put back to those before the device iteration. The iteration
         is then repeated op by op, on a second program that is compiled at that moment, to find the
         op that computed the first bad number.
@@ -80,6 +81,8 @@ class WatchOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageTypeError: ``then`` or ``capsule`` has another type.
             UsageValueError: ``at`` is another word.
+            Error: When the model is compiled: it is trained by several processes. The same holds
+                for loops of ``poptorch.function``, ``pipeline`` and ``fit``.
         """
         self.checkIsFrozen()
         if at != "updates":

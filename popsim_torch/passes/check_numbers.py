@@ -24,6 +24,7 @@ CHECK = "finite"
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _SUMS = "all_reduce"
+_FAMILIES_THAT_LOOK = ("host", "observe")
 _PER_MICRO_BATCH = (Phase.FORWARD, Phase.BACKWARD)
 # Updates add up products of two numbers of this size, and multiply the sum by a third.
 _LIMIT = 1e9
@@ -122,7 +123,8 @@ def _returned_outputs(program: Program, *, training: bool) -> Iterator[Op]:
 def _updates(graph: Graph) -> Iterator[Op]:
     """Yield the ops of the update, without those that only show values or add up replicas."""
     for op in graph.ops:
-        if op.phase == Phase.UPDATE and op.kind != _SUMS and op_table()[op.kind].family != "host":
+        looks = op_table()[op.kind].family in _FAMILIES_THAT_LOOK
+        if op.phase == Phase.UPDATE and op.kind != _SUMS and not looks:
             yield op
 
 

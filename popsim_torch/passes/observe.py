@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from popsim_torch.ir import NOWHERE, Op, Phase, Program, Role, Tensor, TensorKind
+from popsim_torch.ir import Op, Phase, Program, Role, Tensor, TensorKind
+from popsim_torch.ir.graph import Attribute
 from popsim_torch.passes.places import Place, Places
-from popsim_torch.statistics import Request, attributes_of, length_of
+from popsim_torch.statistics import (
+    Counts,
+    Histogram,
+    Moments,
+    Request,
+    attributes_of,
+    length_of,
+)
 
 __all__ = ["ObservedBlock", "ObservedTensor", "add_observations"]
 
@@ -34,19 +42,21 @@ class ObservedTensor:
 class ObservedBlock:
     """The tensors whose statistics one block of ops computes; they go into a queue of their own.
 
-    An element has the position of the run (device iteration, micro-batch), int64, then a vector of
-    statistics for each tensor.
+    An element has the position of the run (device iteration, micro-batch), int64, then vectors of
+    statistics. Tensors that have the same values, in any order, share one.
 
     Attributes:
         phase: The phase of the ops.
         stage: Their stage.
         tensors: The tensors, in the order of the program.
-        lengths: The number of statistics of each.
+        vectors: The number of the vector of each, among those of an element.
+        lengths: The number of statistics of each vector.
     """
 
     phase: Phase
     stage: int
     tensors: tuple[ObservedTensor, ...]
+    vectors: tuple[int, ...]
     lengths: tuple[int, ...]
 
 
@@ -74,7 +84,7 @@ def add_observations(
         members.sort(key=lambda member: member[0])
         block = _Block(program, phase, stage)
         for position, one in members:
-            behind[position].append(block.observe(one))
+            behind[position] += block.observe(one, position)
         end = max(places.end_of(phase, stage), members[-1][0])
         behind[end] += block.enqueue(first_queue + len(blocks))
         blocks.append(block.described())
@@ -116,6 +126,10 @@ class _Places(Places):
         return self._ends.get((phase, stage), -1)
 
 
+# What does not depend on the order of the values.
+_OF_ANY_ORDER = (Moments, Counts, Histogram)
+
+
 class _Block:
     """Makes the ops of one block."""
 
@@ -123,17 +137,41 @@ class _Block:
         self._graph = program.graph
         self._phase, self._stage = phase, stage
         self._tensors: list[ObservedTensor] = []
+        self._numbers: list[int] = []  # of the vector, by tensor
         self._vectors: list[Tensor] = []
+        self._known: dict[object, int] = {}
 
-    def observe(self, one: ObservedTensor) -> Op:
-        """Return the op that computes the statistics of a tensor."""
+    def observe(self, one: ObservedTensor, position: int) -> list[Op]:
+        """Return the op that computes the statistics of a tensor; none if they are there already.
+
+        Args:
+            one: The tensor.
+            position: The index of the op before.
+        """
         tensor = self._graph.tensors[self._graph.names[one.name]]
+        key = (position, self._values_of(tensor, one.requests), frozenset(one.requests))
+        number = self._known.setdefault(key, len(self._vectors))
+        self._tensors.append(one)
+        self._numbers.append(number)
+        if number < len(self._vectors):
+            return []
         length = length_of(one.requests, tensor.numel)
         vector = self._graph.add_tensor(TensorKind.VALUE, torch.float64, (length,))
-        self._tensors.append(one)
         self._vectors.append(vector)
         attributes = attributes_of(one.requests)
-        return self._op("statistics", [tensor.id], [vector.id], attributes, one.name)
+        return [self._op("statistics", [tensor.id], [vector.id], attributes, one.name)]
+
+    def _values_of(self, tensor: Tensor, requests: Sequence[Request]) -> object:
+        """Return what two tensors have in common whose statistics are the same."""
+        root = self._graph.root(tensor)
+        if tensor.dtype == root.dtype:
+            if tensor.covers(root):
+                return root.id
+            order_is_free = all(isinstance(one, _OF_ANY_ORDER) for one in requests)
+            is_whole = tensor.offset == 0 and tensor.numel == root.numel
+            if order_is_free and is_whole and tensor.memory_order is not None:
+                return root.id
+        return root.id, tensor.dtype, tensor.offset, tensor.shape, tensor.strides
 
     def enqueue(self, queue: int) -> list[Op]:
         """Return the ops that put an element with all statistics into a queue."""
@@ -148,11 +186,16 @@ class _Block:
     def described(self) -> ObservedBlock:
         """Return the description of the elements."""
         lengths = tuple(vector.numel for vector in self._vectors)
-        return ObservedBlock(self._phase, self._stage, tuple(self._tensors), lengths)
+        return ObservedBlock(
+            self._phase, self._stage, tuple(self._tensors), tuple(self._numbers), lengths
+        )
 
     def _op(
-        self, kind: str, inputs: list[int], outputs: list[int], attributes: dict, name: str
+        self,
+        kind: str,
+        inputs: list[int],
+        outputs: list[int],
+        attributes: Mapping[str, Attribute],
+        name: str,
     ) -> Op:
-        return Op(
-            *(kind, inputs, outputs, attributes, self._phase, self._stage, name, NOWHERE),
-        )
+        return Op(kind, inputs, outputs, {**attributes}, self._phase, self._stage, name)

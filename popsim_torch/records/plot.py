@@ -27,9 +27,10 @@ def plot_growth(difference: Difference, path: Any) -> Figure:
     figure = Figure(figsize=(8, 5), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     steps = [one.step for one in difference.growth]
-    upper.plot(steps, [one.differing for one in difference.growth], ".-", color="#4c9be8")
+    counts = [one.differing for one in difference.growth]
+    upper.plot(steps, counts, ".-", color="#4c9be8")
     upper.set_ylabel("tensors that differ")
-    upper.set_ylim(bottom=0)
+    upper.set_ylim(0, 1.08 * max([1, *counts]))
     for axis in (upper.yaxis, lower.xaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     # A logarithm has no place for 0, and none for NaN or infinities in one run alone.

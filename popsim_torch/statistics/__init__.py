@@ -14,12 +14,13 @@ from popsim_torch.statistics.requests import (
     TopK,
 )
 from popsim_torch.statistics.results import Statistics
-from popsim_torch.statistics.vectors import attributes_of, decode, length_of, statistics_of
+from popsim_torch.statistics.vectors import Decoder, attributes_of, decode, length_of, statistics_of
 
 __all__ = [
     "MOST_SAMPLES",
     "MOST_TOP",
     "Counts",
+    "Decoder",
     "Fingerprint",
     "Histogram",
     "HistogramCounts",

@@ -22,10 +22,11 @@ from popsim_torch.statistics.requests import (
 )
 from popsim_torch.statistics.results import Statistics
 
-__all__ = ["attributes_of", "decode", "length_of", "statistics_of"]
+__all__ = ["Decoder", "attributes_of", "decode", "length_of", "statistics_of"]
 
 _KINDS = (Moments, Counts, Histogram, TopK, Sample, Fingerprint)
 _MOMENTS = ("mean", "std", "minimum", "maximum", "norm", "absolute_mean")
+_NO_MOMENTS = (math.nan,) * len(_MOMENTS)
 _COUNTS = ("zeros", "subnormals", "half_overflows", "half_underflows")
 _DTYPES = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -71,21 +72,69 @@ def length_of(requests: Sequence[Request], numel: int) -> int:
     return length + (512 << asked["histogram"] if asked["histogram"] >= 0 else 0)
 
 
-class _Reader:
-    """Takes the parts of a vector, from its beginning to its end."""
+class Decoder:
+    """Reads the vectors of one op ``statistics``.
 
-    def __init__(self, vector: torch.Tensor) -> None:
-        self._vector = vector
-        self._place = 0
+    Args:
+        requests: What the op was asked for, in any order.
+        numel: The number of values of its tensor.
+    """
 
-    def take(self, count: int) -> torch.Tensor:
-        """Return the next numbers, in memory of their own."""
-        self._place += count
-        return self._vector[self._place - count : self._place].clone()
+    def __init__(self, requests: Sequence[Request], numel: int) -> None:
+        asked = attributes_of(requests)
+        self.length = length_of(requests, numel)
+        self._num_moments = len(_MOMENTS) if asked["moments"] else 0
+        self._num_counts = len(_COUNTS) if asked["counts"] else 0
+        self._has_fingerprint = bool(asked["fingerprint"])
+        self._top = min(int(asked["top"]), numel)
+        self._samples = min(int(asked["samples"]), numel)
+        self._bits = int(asked["histogram"])
+        # The numbers at the beginning, which become Python's; tensors follow.
+        self.num_scalars = 3 + self._num_moments + self._num_counts + 2 * self._has_fingerprint
+        self.has_tensors = self.num_scalars < self.length
 
-    def whole(self, count: int) -> list[int]:
-        """Return the next numbers as integers."""
-        return [int(number) for number in self.take(count).tolist()]
+    def decode(self, vector: torch.Tensor, scalars: Sequence[float]) -> Statistics:
+        """Return the statistics that a vector holds.
+
+        Args:
+            vector: float64, shape ``(length,)``, on the CPU; not read without ``has_tensors``.
+            scalars: Its first ``num_scalars`` numbers.
+        """
+        count, nans, infs = int(scalars[0]), int(scalars[1]), int(scalars[2])
+        fields: dict[str, Any] = {"count": count, "nans": nans, "infs": infs}
+        place = 3
+        if self._num_moments:
+            moments = scalars[place : place + self._num_moments]
+            place += self._num_moments
+            fields.update(
+                zip(_MOMENTS, moments if count != nans + infs else _NO_MOMENTS, strict=True)
+            )
+        if self._num_counts:
+            counts = map(int, scalars[place : place + self._num_counts])
+            place += self._num_counts
+            fields.update(zip(_COUNTS, counts, strict=True))
+        if self._has_fingerprint:
+            fields["fingerprint"] = int(scalars[place + 1]) << 32 | int(scalars[place])
+            place += 2
+        if self.has_tensors:
+            fields.update(self._tensors(vector, place))
+        return Statistics(**fields)
+
+    def _tensors(self, vector: torch.Tensor, place: int) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._top:
+            top = vector[place : place + self._top].clone()
+            positions = vector[place + self._top : place + 2 * self._top].to(torch.int64)
+            place += 2 * self._top
+            is_there = positions >= 0
+            fields.update(top_values=top[is_there], top_positions=positions[is_there])
+        if self._samples:
+            fields["samples"] = vector[place : place + self._samples].clone()
+            place += self._samples
+        if self._bits >= 0:
+            bins = vector[place:].to(torch.int64).unflatten(0, (2, -1))
+            fields["histogram"] = HistogramCounts(self._bits, bins[0], bins[1])
+        return fields
 
 
 def decode(vector: torch.Tensor, requests: Sequence[Request]) -> Statistics:
@@ -98,41 +147,14 @@ def decode(vector: torch.Tensor, requests: Sequence[Request]) -> Statistics:
     Raises:
         InternalError: The vector has another shape or dtype.
     """
-    asked = attributes_of(requests)
     numel = int(vector[0]) if vector.dim() == 1 and len(vector) else -1
-    shape = (length_of(requests, numel),) if numel >= 0 else None
-    if vector.dtype != torch.float64 or tuple(vector.shape) != shape:
+    decoder = Decoder(requests, max(numel, 0))
+    if vector.dtype != torch.float64 or numel < 0 or tuple(vector.shape) != (decoder.length,):
         raise InternalError(
-            f"decode: the statistics of {max(numel, 0)} values are "
-            f"{length_of(requests, max(numel, 0))} numbers in float64, got {vector.dtype} of shape "
-            f"{list(vector.shape)}"
+            f"decode: the statistics of {max(numel, 0)} values are {decoder.length} numbers in "
+            f"float64, got {vector.dtype} of shape {list(vector.shape)}"
         )
-    reader = _Reader(vector)
-    count, nans, infs = reader.whole(3)
-    fields: dict[str, Any] = {}
-    if asked["moments"]:
-        values = reader.take(len(_MOMENTS)).tolist()
-        is_empty = count == nans + infs
-        fields.update(
-            (name, math.nan if is_empty else v) for name, v in zip(_MOMENTS, values, strict=True)
-        )
-    if asked["counts"]:
-        fields.update(zip(_COUNTS, reader.whole(len(_COUNTS)), strict=True))
-    if asked["fingerprint"]:
-        lower, upper = reader.whole(2)
-        fields["fingerprint"] = upper << 32 | lower
-    if asked["top"]:
-        most = min(asked["top"], count)
-        top, positions = reader.take(most), reader.take(most).to(torch.int64)
-        is_there = positions >= 0
-        fields.update(top_values=top[is_there], top_positions=positions[is_there])
-    if asked["samples"]:
-        fields["samples"] = reader.take(min(asked["samples"], count))
-    bits = asked["histogram"]
-    if bits >= 0:
-        signs = (reader.take(256 << bits).to(torch.int64) for _ in range(2))
-        fields["histogram"] = HistogramCounts(bits, *signs)
-    return Statistics(count, nans, infs, **fields)
+    return decoder.decode(vector, vector[: decoder.num_scalars].tolist())
 
 
 def statistics_of(tensor: torch.Tensor, *requests: Request) -> Statistics:

@@ -1,6 +1,7 @@
 """The notebooks of the tutorials are made from their READMEs, and run from start to end."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -15,8 +16,10 @@ import notebooks
 
 # Smaller values than those of the READMEs, where these take long.
 PARAMETERS = {
+    "compare_two_runs": {"STEPS": 4},
     "custom_op": {},
     "data_parallel": {},
+    "gradient_health": {"STEPS": 4},
     "infeed_outfeed": {"STEPS": 20, "STEPS_PER_EXECUTION": 10},
     "inspecting_tensors": {"REPEAT_COUNT": 4, "MODEL_REPEAT_COUNT": 4},
     "observing_tensors": {"STEPS": 3, "BATCH_SIZE": 100},
@@ -65,6 +68,16 @@ def test_the_parameters_of_a_notebook_stand_in_one_cell(name):
     for cell in tagged:
         exec(cell.source, named)
     assert PARAMETERS[name].keys() <= named.keys()
+
+
+def test_flags_with_several_values_have_several_names():
+    parameters = {}
+    shown = []
+    for value in ("1", "2", "3", "2", "1"):
+        (cell,) = notebooks._runs("train.py", ["--steps", value], parameters)
+        shown.append(re.search(r"\{(\w+)\}", cell.source)[1])
+    assert [parameters[name] for name in shown] == ["1", "2", "3", "2", "1"]
+    assert parameters == {"STEPS": "1", "TRAIN_STEPS": "2", "TRAIN_STEPS_2": "3"}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
+import popsim_torch as poptorch
 from common import digits, torchvision_compat
 from tests.forks import run_forked
 
@@ -106,6 +107,32 @@ def test_the_histogram_counts_zeros_apart_and_all_batches(monkeypatch):
     assert histogram.counts.sum() == 8  # 1e-30 is counted in the first bar
     assert histogram.counts[0] == 2 and histogram.counts.max() == 4
     assert histogram.percent(histogram.num_zeros) == pytest.approx(100 / 3)
+
+
+def test_statistics_give_the_histogram_of_the_values(monkeypatch):
+    monkeypatch.syspath_prepend(str(TUTORIALS))
+    kind = importlib.import_module("gradient_histogram").Histogram
+    values = torch.randn(5000).pow(9) * 2.0 ** torch.arange(-60.0, 20.0).repeat(63)[:5000]
+    values[::7], values[3] = 0, 1e-42
+    ones, others = kind(), kind()
+    ones.add(values)
+    others.add_statistics(poptorch.statistics_of(values, poptorch.Histogram(), poptorch.Counts()))
+    assert torch.equal(ones.counts, others.counts)
+    assert (ones.num_zeros, ones.num_elements) == (others.num_zeros, others.num_elements)
+    assert ones.num_zeros == int((values == 0).sum()) and ones.counts.sum() == (values != 0).sum()
+
+
+@pytest.mark.tutorial
+def test_gradient_histogram_with_statistics_is_the_same_picture(run_script, tmp_path):
+    arguments = ("--batch-size", "2000", "--output")
+    anchored = run_script("gradient_histogram.py", *arguments, "anchored.png")
+    observed = run_script("gradient_histogram.py", *arguments, "observed.png", "--observe")
+    assert observed.returncode == 0, observed.stderr
+    assert total_loss(observed.stdout) == total_loss(anchored.stdout)
+    assert_is_histogram(tmp_path / "observed.png")
+    names = ("anchored.png", "observed.png")
+    one, other = (np.asarray(Image.open(tmp_path / name)) for name in names)
+    assert np.array_equal(one, other)
 
 
 @pytest.mark.tutorial

@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import popsim_torch as poptorch
-from popsim_torch.observe.record import Record, RecordSink
 
 Tensor = torch.Tensor
 
@@ -163,9 +162,46 @@ def observe(model: Net) -> poptorch.History:
     return history
 
 
-def show_records(records: list[Record]) -> list[poptorch.Alarm]:
+def statistics_of_a_run(model: Net, optimizer: torch.optim.Optimizer) -> float:
+    """Ask for every statistic, and read them."""
+    wanted = poptorch.Options().observe(
+        re.compile("^Gradient___"), poptorch.Moments(), poptorch.Counts(), every=4, over="iteration"
+    )
+    wanted.observe("fc.*", poptorch.Histogram(2), poptorch.TopK(4), every=4)
+    wanted.observe("UpdatedVar___*", poptorch.Sample(), poptorch.Fingerprint(), every=4)
+    training = poptorch.trainingModel(model, wanted, optimizer)
+    training.add_sink(poptorch.LiveTerminal())
+    training(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))
+    shown: poptorch.ObservedTensors = training.observing()
+    records: list[poptorch.Record] = training.observations()
+    training.close_sinks()
+    found: poptorch.Statistics = poptorch.merge_statistics([one.statistics for one in records])
+    histogram: poptorch.HistogramCounts | None = found.histogram
+    median = 0.0 if histogram is None else histogram.quantile(0.5)
+    host = poptorch.statistics_of(torch.ones(3), poptorch.Moments())
+    writer: poptorch.RunWriter = training.record("run.popsim", max_bytes=10**6)
+    writer.close()
+    return median + (host.norm or 0.0) + (shown.every or 0)
+
+
+def compare_runs(model: Net, optimizer: torch.optim.Optimizer) -> str:
+    """Record a loop of PyTorch, and compare it with a run of a program."""
+    with poptorch.eager_record(model, "eager.popsim", poptorch.Moments(), optimizer=optimizer):
+        model(torch.ones(2, 4), torch.zeros(2, dtype=torch.long))
+    run = poptorch.Run("run.popsim")
+    details: list[poptorch.RecordedTensor] = list(run.details.values())
+    found: poptorch.Difference = poptorch.compare(run, poptorch.Run("eager.popsim"), tolerance=1e-4)
+    first: poptorch.FirstDifference | None = found.first
+    growth: list[poptorch.StepDifference] = list(found.growth)
+    if first is None:
+        return f"{len(growth)} steps of {len(details)} tensors are equal"
+    samples: poptorch.SampleDifference | None = first.samples
+    return f"{first.name} at step {first.step}, {0 if samples is None else samples.ulp} ulp"
+
+
+def show_records(records: list[poptorch.Record]) -> list[poptorch.Alarm]:
     """Send records to every sink, and draw them."""
-    sinks: list[RecordSink] = [
+    sinks: list[poptorch.RecordSink] = [
         poptorch.SummaryFile("records.jsonl"),
         poptorch.LiveTerminal("Gradient___*", statistic="std"),
         poptorch.HtmlPage("run.html", seconds=60),

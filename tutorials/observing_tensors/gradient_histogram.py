@@ -1,7 +1,8 @@
 """Train a small network for one epoch and plot how large its gradients are.
 
 The gradients of all weights and biases are anchored by their names, so they
-come back to the host without any change to the network.
+come back to the host without any change to the network. With --observe the
+program itself counts the gradients, and only the counts come back.
 """
 
 import argparse
@@ -24,8 +25,8 @@ from common.data import add_data_arguments, open_mnist
 LAYERS = ("fc1", "fc2", "fc3")
 KINDS = ("weight", "bias")
 GRADIENTS = [f"Gradient___{layer}.{kind}" for layer in LAYERS for kind in KINDS]
-# Half a power of two for each bar, from 2^-40 to 2^18.
-EDGES = torch.arange(-40, 18.5, 0.5)
+# A power of two for each bar, from 2^-40 to 2^18.
+EDGES = torch.arange(-40, 19)
 # The powers of two at which float16 rounds to zero, loses accuracy, and ends.
 FLOAT16_ZERO, FLOAT16_NORMAL, FLOAT16_MAX = -25, -14, 16
 
@@ -57,23 +58,35 @@ class Histogram:
     """A histogram of the gradients of a layer, over all batches; zeros are counted separately."""
 
     def __init__(self):
-        self.counts = torch.zeros(len(EDGES) - 1)
+        self.counts = torch.zeros(len(EDGES) - 1, dtype=torch.int64)
         self.num_zeros = 0
         self.num_elements = 0
 
     def add(self, gradient: torch.Tensor) -> None:
+        """Count the values of a gradient."""
         sizes = gradient.abs().flatten()
-        is_zero = sizes == 0
-        exponents = sizes[~is_zero].log2().clamp(EDGES[0].item(), EDGES[-1].item())
-        self.counts += torch.histogram(exponents, EDGES).hist
-        self.num_zeros += int(is_zero.sum())
+        exponents = sizes[sizes != 0].frexp().exponent - 1
+        self._count(exponents, torch.ones_like(exponents, dtype=torch.int64))
+        self.num_zeros += int((sizes == 0).sum())
         self.num_elements += len(sizes)
+
+    def add_statistics(self, found: poptorch.Statistics) -> None:
+        """Add what the program has counted."""
+        counts = found.histogram.negative + found.histogram.positive
+        counts[0] -= found.zeros  # the first bin has subnormal numbers, too
+        self._count(torch.arange(255) - 127, counts[:255])  # exponents of float32
+        self.num_zeros += found.zeros
+        self.num_elements += found.count
 
     def percent(self, number):
         return 100 * number / self.num_elements
 
+    def _count(self, exponents: torch.Tensor, counts: torch.Tensor) -> None:
+        bars = (exponents - EDGES[0]).clamp(0, len(self.counts) - 1)
+        self.counts.index_add_(0, bars, counts)
 
-def train_one_epoch(executor, loader) -> tuple[float, dict[str, Histogram]]:
+
+def train_one_epoch(executor, loader, observe: bool) -> tuple[float, dict[str, Histogram]]:
     """Return the sum of the losses of all batches, and a histogram for each layer."""
     histograms = {layer: Histogram() for layer in LAYERS}
     total_loss = 0.0
@@ -82,9 +95,15 @@ def train_one_epoch(executor, loader) -> tuple[float, dict[str, Histogram]]:
         _, loss = executor(images, labels)
         total_loss += loss.item()
         progress.set_postfix(loss=f"{loss.item():.3f}")
+        if observe:
+            continue
         for layer, histogram in histograms.items():
             for kind in KINDS:
                 histogram.add(executor.getAnchoredTensor(f"Gradient___{layer}.{kind}"))
+    if observe:
+        for record in executor.observations():
+            layer = record.name.removeprefix("Gradient___").partition(".")[0]
+            histograms[layer].add_statistics(record.statistics)
     return total_loss, histograms
 
 
@@ -155,6 +174,11 @@ def parse_arguments() -> argparse.Namespace:
         metavar="PNG",
         help="file of the picture (default: %(default)s)",
     )
+    parser.add_argument(
+        "--observe",
+        action="store_true",
+        help="let the program count the gradients, instead of copying them",
+    )
     add_data_arguments(parser)
     return parser.parse_args()
 
@@ -164,10 +188,13 @@ def main() -> None:
     torch.manual_seed(arguments.seed)
     dataset = open_mnist(arguments.data_root, arguments.download)
 
-    # Anchors belong to the options, so set them before the model is wrapped.
+    # What comes back belongs to the options, so set it before the model is wrapped.
     options = poptorch.Options()
-    for name in GRADIENTS:
-        options.anchorTensor(name, name)
+    if arguments.observe:
+        options.observe(GRADIENTS, poptorch.Histogram(), poptorch.Counts(), every=1)
+    else:
+        for name in GRADIENTS:
+            options.anchorTensor(name, name)
     loader = poptorch.DataLoader(options, dataset, batch_size=arguments.batch_size, shuffle=True)
 
     model = Classifier()
@@ -179,7 +206,7 @@ def main() -> None:
     )
     print_names(executor.getTensorNames())
 
-    total_loss, histograms = train_one_epoch(executor, loader)
+    total_loss, histograms = train_one_epoch(executor, loader, arguments.observe)
     print(f"Loss: {total_loss:.4f} over {len(loader)} batches")
     print(f"Mean loss of a batch: {total_loss / len(loader):.4f}")
 

@@ -1,16 +1,16 @@
-// The values of a tensor in row-major order, one block after the other, in the
-// forms that statistics need.
+// The values of a tensor, one block after the other, in the forms that
+// statistics need. Positions are those of the row-major order.
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <vector>
 
+#include "ops/observe/tiles.h"
 #include "ops/operands/floats.h"
 
 namespace popsim::ops::observe {
-
-// A block stays in the first-level cache while several functions read it.
-inline constexpr int64_t kBlock = 2048;
 
 // Asks for the memory that is a block farther on. What reads a block from the
 // cache asks for the next one meanwhile, so computing and loading overlap.
@@ -19,9 +19,18 @@ inline void prefetch_next_block(const T* values) {
   __builtin_prefetch(values + kBlock);
 }
 
-struct Block {
-  int64_t first = 0;  // position of its first value
+// Values at consecutive positions.
+struct Segment {
+  int64_t position = 0;  // of the first value
+  int64_t begin = 0;     // its index in the block
   int64_t count = 0;
+};
+
+struct Block {
+  int64_t count = 0;
+  std::span<const Segment> segments;
+  // Each block has later positions than the one before.
+  bool in_order = true;
   // Rounded to float32 if they are 32-bit or 64-bit integers, or float64.
   const float* floats = nullptr;
   // The same values in float64; null unless float32 may round them.
@@ -36,30 +45,49 @@ struct Block {
 
 // The memory of a task for blocks that are not used in place.
 struct BlockMemory {
+  std::vector<Segment> segments;
   std::vector<float> floats;
+  std::vector<float> columns;  // of a tile
   std::vector<double> exact;
   std::vector<uint32_t> lower;
   std::vector<uint32_t> upper;
 };
 
+// Reads input 0 block by block.
 class BlockReader {
  public:
-  // Reads input 0. `bits`: whether blocks need `lower` and `upper`.
-  BlockReader(const OpView& op, bool bits);
+  // `bits`: whether blocks need `lower` and `upper`. `positions`: whether they
+  // need segments; without, values may be in any order.
+  BlockReader(const OpView& op, bool bits, bool positions);
 
+  [[nodiscard]] int64_t num_blocks() const;
   [[nodiscard]] BlockMemory memory() const;
-  [[nodiscard]] Block read(const RunContext& context, int64_t first,
-                           int64_t count, BlockMemory& memory) const;
+  [[nodiscard]] Block read(const RunContext& context, int64_t index,
+                           BlockMemory& memory) const;
   // The value at a position, as float64.
   [[nodiscard]] double value(const RunContext& context, int64_t position) const;
 
  private:
+  Block read_tile(const RunContext& context, int64_t index,
+                  BlockMemory& memory) const;
+  void read_columns(const RunContext& context, const Tile& tile, int64_t first,
+                    int64_t count, float* out) const;
+  void read_rows(const RunContext& context, const Tile& tile,
+                 BlockMemory& memory) const;
+  void read_exact(const RunContext& context, int64_t first, Block& block,
+                  BlockMemory& memory) const;
+  void add_bits(Block& block, BlockMemory& memory) const;
+
   graph::TensorId id_;
   DType dtype_;
+  int64_t numel_;
+  LoadFloats load_floats_;
   FloatReader floats_;
   StridedWalk walk_;
   bool is_exact_;  // float32 has all values
   bool bits_;      // blocks need bits of integers
+  bool positions_;
+  std::optional<Tiles> tiles_;
 };
 
 }  // namespace popsim::ops::observe

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t kKeys = 256;
 constexpr int64_t kUpperPositions = int64_t{1} << 40;
-static_assert(kBlock % kKeys == 0, "a block begins with the first key");
 
 constexpr uint64_t mix(uint64_t x) {
   uint64_t z = (x + 1) * 0x9e3779b97f4a7c15;
@@ -49,7 +48,8 @@ struct Products {
 #if defined(CPU_CAPABILITY_AVX512)
 
 template <typename T>
-Products products_of(const T* values, int64_t count, uint32_t key_lower,
+Products products_of(const T* values, int64_t count, const uint32_t* lowers,
+                     const uint32_t* uppers, uint32_t key_lower,
                      uint32_t key_upper, int64_t& done) {
   const __m512i with_lower = _mm512_set1_epi32(static_cast<int>(key_lower));
   const __m512i with_upper = _mm512_set1_epi32(static_cast<int>(key_upper));
@@ -59,10 +59,10 @@ Products products_of(const T* values, int64_t count, uint32_t key_lower,
   for (; done + 16 <= count; done += 16) {
     prefetch_next_block(values + done);
     const __m512i x = _mm512_loadu_si512(values + done);
-    const __m512i k = _mm512_xor_si512(
-        with_lower, _mm512_loadu_si512(kPlaceKeys.lower.data() + done));
-    const __m512i l = _mm512_xor_si512(
-        with_upper, _mm512_loadu_si512(kPlaceKeys.upper.data() + done));
+    const __m512i k =
+        _mm512_xor_si512(with_lower, _mm512_loadu_si512(lowers + done));
+    const __m512i l =
+        _mm512_xor_si512(with_upper, _mm512_loadu_si512(uppers + done));
     lower = _mm512_add_epi64(lower, _mm512_mul_epu32(x, k));
     upper = _mm512_add_epi64(upper, _mm512_mul_epu32(x, l));
     lower = _mm512_add_epi64(lower, _mm512_mul_epu32(odd(x), odd(k)));
@@ -81,7 +81,8 @@ uint64_t sum_across(__m256i lanes) {
 }
 
 template <typename T>
-Products products_of(const T* values, int64_t count, uint32_t key_lower,
+Products products_of(const T* values, int64_t count, const uint32_t* lowers,
+                     const uint32_t* uppers, uint32_t key_lower,
                      uint32_t key_upper, int64_t& done) {
   const __m256i with_lower = _mm256_set1_epi32(static_cast<int>(key_lower));
   const __m256i with_upper = _mm256_set1_epi32(static_cast<int>(key_upper));
@@ -94,10 +95,8 @@ Products products_of(const T* values, int64_t count, uint32_t key_lower,
   for (; done + 8 <= count; done += 8) {
     prefetch_next_block(values + done);
     const __m256i x = load(values + done);
-    const __m256i k =
-        _mm256_xor_si256(with_lower, load(kPlaceKeys.lower.data() + done));
-    const __m256i l =
-        _mm256_xor_si256(with_upper, load(kPlaceKeys.upper.data() + done));
+    const __m256i k = _mm256_xor_si256(with_lower, load(lowers + done));
+    const __m256i l = _mm256_xor_si256(with_upper, load(uppers + done));
     lower = _mm256_add_epi64(lower, _mm256_mul_epu32(x, k));
     upper = _mm256_add_epi64(upper, _mm256_mul_epu32(x, l));
     lower = _mm256_add_epi64(lower, _mm256_mul_epu32(odd(x), odd(k)));
@@ -110,6 +109,7 @@ Products products_of(const T* values, int64_t count, uint32_t key_lower,
 
 template <typename T>
 Products products_of(const T* /*values*/, int64_t /*count*/,
+                     const uint32_t* /*lowers*/, const uint32_t* /*uppers*/,
                      uint32_t /*key_lower*/, uint32_t /*key_upper*/,
                      int64_t& /*done*/) {
   return {};
@@ -123,27 +123,38 @@ uint32_t bits_at(const float* values, int64_t i) {
 
 uint32_t bits_at(const uint32_t* values, int64_t i) { return values[i]; }
 
-// `first`: the position of the first value, a multiple of kKeys.
+// `place`: the position of the first value in its block of kKeys positions.
 template <typename T>
-uint64_t sum_of_products(const T* values, int64_t count, int64_t first) {
+uint64_t sum_of_block(const T* values, int64_t count, int64_t block,
+                      size_t place) {
+  const uint64_t key =
+      mix((uint64_t{1} << 32) + static_cast<uint64_t>(block)) & ~uint64_t{1};
+  const auto key_lower = static_cast<uint32_t>(key);
+  const auto key_upper = static_cast<uint32_t>(key >> 32);
+  const uint32_t* lower = kPlaceKeys.lower.data() + place;
+  const uint32_t* upper = kPlaceKeys.upper.data() + place;
+  int64_t done = 0;
+  Products products =
+      products_of(values, count, lower, upper, key_lower, key_upper, done);
+  for (; done < count; ++done) {
+    const uint64_t x = bits_at(values, done);
+    products.lower += x * (lower[done] ^ key_lower);
+    products.upper += x * (upper[done] ^ key_upper);
+  }
+  return products.lower + (products.upper << 32);
+}
+
+template <typename T>
+uint64_t sum_of_products(const T* values, int64_t count, int64_t position) {
   uint64_t sum = 0;
-  for (int64_t begin = 0; begin < count; begin += kKeys) {
-    const uint64_t key = mix((uint64_t{1} << 32) +
-                             static_cast<uint64_t>((first + begin) / kKeys)) &
-                         ~uint64_t{1};
-    const auto key_lower = static_cast<uint32_t>(key);
-    const auto key_upper = static_cast<uint32_t>(key >> 32);
-    const int64_t size = std::min(kKeys, count - begin);
-    int64_t done = 0;
-    Products products =
-        products_of(values + begin, size, key_lower, key_upper, done);
-    for (; done < size; ++done) {
-      const auto place = static_cast<size_t>(done);
-      const uint64_t x = bits_at(values, begin + done);
-      products.lower += x * (kPlaceKeys.lower[place] ^ key_lower);
-      products.upper += x * (kPlaceKeys.upper[place] ^ key_upper);
-    }
-    sum += products.lower + (products.upper << 32);
+  while (count > 0) {
+    const int64_t place = position % kKeys;
+    const int64_t size = std::min(kKeys - place, count);
+    sum += sum_of_block(values, size, position / kKeys,
+                        static_cast<size_t>(place));
+    values += size;
+    position += size;
+    count -= size;
   }
   return sum;
 }
@@ -151,13 +162,17 @@ uint64_t sum_of_products(const T* values, int64_t count, int64_t first) {
 }  // namespace
 
 uint64_t fingerprint_of(const Block& block) {
-  if (block.lower == nullptr) {
-    return sum_of_products(block.floats, block.count, block.first);
-  }
-  uint64_t sum = sum_of_products(block.lower, block.count, block.first);
-  if (block.upper != nullptr) {
-    sum += sum_of_products(block.upper, block.count,
-                           kUpperPositions + block.first);
+  uint64_t sum = 0;
+  for (const Segment& segment : block.segments) {
+    const auto [position, begin, count] = segment;
+    if (block.lower == nullptr) {
+      sum += sum_of_products(block.floats + begin, count, position);
+      continue;
+    }
+    sum += sum_of_products(block.lower + begin, count, position);
+    if (block.upper == nullptr) continue;
+    sum +=
+        sum_of_products(block.upper + begin, count, kUpperPositions + position);
   }
   return sum;
 }

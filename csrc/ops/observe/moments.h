@@ -1,7 +1,7 @@
 // Count, mean, sum of squared distances, sum of magnitudes and extremes of
 // finite numbers, in float64.
 //
-// Sums go over sixteen lanes that do not depend on the processor, so all
+// Sums go over sixteen lanes, whatever the vectors of the processor, so all
 // processors give the same bits.
 #pragma once
 

@@ -39,23 +39,18 @@ class SizeCounter {
   int32_t small_;  // from here on values count as neither of the small ones
 };
 
-// Writes the finite values to `out` and returns how many there are; counts the
-// others.
-template <typename T>
-int64_t take_finite(const T* values, int64_t count, T* out, int64_t& nans,
-                    int64_t& infs) {
-  int64_t taken = 0;
-  int64_t num_nans = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const T value = values[i];
-    out[taken] = value;
-    // The difference of a number that is not finite is NaN.
-    taken += value - value == T{0} ? 1 : 0;
-    num_nans += value != value ? 1 : 0;
-  }
-  nans += num_nans;
-  infs += count - taken - num_nans;
-  return taken;
-}
+struct OtherCounts {
+  int64_t nans = 0;
+  int64_t infs = 0;
+};
+
+// Adds the numbers of values that are not finite.
+void count_others(const float* values, int64_t count, OtherCounts& counts);
+void count_others(const double* values, int64_t count, OtherCounts& counts);
+
+// Writes the finite values to `out`, which has room for all values, and returns
+// how many there are.
+int64_t take_finite(const float* values, int64_t count, float* out);
+int64_t take_finite(const double* values, int64_t count, double* out);
 
 }  // namespace popsim::ops::observe

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "base/numbers.h"
 #include "ops/observe/blocks.h"
 #include "ops/observe/fingerprint.h"
 #include "ops/observe/histogram.h"
@@ -43,7 +42,7 @@ struct Part {
   }
 
   void clear() {
-    nans = infs = 0;
+    others = {};
     moments = {};
     sizes = {};
     fingerprint = 0;
@@ -51,8 +50,7 @@ struct Part {
     if (bins) bins->clear();
   }
 
-  int64_t nans = 0;
-  int64_t infs = 0;
+  observe::OtherCounts others;
   observe::Moments moments;
   observe::SizeCounts sizes;
   uint64_t fingerprint = 0;
@@ -69,11 +67,11 @@ class Statistics final : public Kernel {
   explicit Statistics(const OpView& op)
       : requests_(op),
         numel_(op.input(0).numel()),
-        reader_(op, requests_.fingerprint),
+        reader_(op, requests_.fingerprint,
+                requests_.fingerprint || requests_.top > 0),
         counter_(smallest_normal(op.input(0).dtype)),
         out_(op.output_id(0)),
-        tasks_(threads::elements(kValueCost * numel_),
-               ceil_div(numel_, observe::kBlock)) {
+        tasks_(threads::elements(kValueCost * numel_), reader_.num_blocks()) {
     parts_.reserve(static_cast<size_t>(tasks_.count()));
     for (int64_t i = 0; i < tasks_.count(); ++i) {
       parts_.emplace_back(requests_, numel_ / tasks_.count(), reader_);
@@ -85,9 +83,7 @@ class Statistics final : public Kernel {
       Part& part = parts_[static_cast<size_t>(task)];
       part.clear();
       for (int64_t i = blocks.begin; i < blocks.end; ++i) {
-        const int64_t first = i * observe::kBlock;
-        const int64_t count = std::min(observe::kBlock, numel_ - first);
-        add(reader_.read(context, first, count, part.memory), part);
+        add(reader_.read(context, i, part.memory), part);
       }
       if (part.bins) part.bins->fold();
     });
@@ -138,10 +134,13 @@ int32_t Statistics::add_floats(const Block& block, Part& part) const {
   }
   const int32_t largest = observe::largest_magnitude(block.floats, block.count);
   if (largest < observe::kInfinityBits) return largest;
-  float* finite = part.finite.data();
-  const int64_t count = observe::take_finite(block.floats, block.count, finite,
-                                             part.nans, part.infs);
-  if (requests_.moments) part.moments.add(observe::moments_of(finite, count));
+  observe::count_others(block.floats, block.count, part.others);
+  if (requests_.moments) {
+    float* finite = part.finite.data();
+    const int64_t count =
+        observe::take_finite(block.floats, block.count, finite);
+    part.moments.add(observe::moments_of(finite, count));
+  }
   return largest;
 }
 
@@ -151,8 +150,8 @@ int32_t Statistics::add_exact(const Block& block, Part& part) const {
   const double* values = block.exact;
   int64_t count = block.count;
   if (largest >= observe::kInfinityBits) {
-    count = observe::take_finite(values, count, part.finite_exact.data(),
-                                 part.nans, part.infs);
+    observe::count_others(values, count, part.others);
+    count = observe::take_finite(values, count, part.finite_exact.data());
     values = part.finite_exact.data();
   }
   if (requests_.moments) part.moments.add(observe::moments_of(values, count));
@@ -164,8 +163,8 @@ Part& Statistics::join() {
   Part& all = parts_.front();
   for (size_t i = 1; i < parts_.size(); ++i) {
     const Part& part = parts_[i];
-    all.nans += part.nans;
-    all.infs += part.infs;
+    all.others.nans += part.others.nans;
+    all.others.infs += part.others.infs;
     all.moments.add(part.moments);
     all.sizes.zeros += part.sizes.zeros;
     all.sizes.subnormals += part.sizes.subnormals;
@@ -179,7 +178,7 @@ Part& Statistics::join() {
 
 void Statistics::write(const RunContext& context, const Part& all) const {
   auto* out = context.data<double>(out_);
-  for (const int64_t number : {numel_, all.nans, all.infs}) {
+  for (const int64_t number : {numel_, all.others.nans, all.others.infs}) {
     *out++ = static_cast<double>(number);
   }
   if (requests_.moments) out = write_moments(all.moments, out);
@@ -187,7 +186,8 @@ void Statistics::write(const RunContext& context, const Part& all) const {
     const observe::SizeCounts& sizes = all.sizes;
     for (const int64_t number :
          {sizes.zeros, sizes.subnormals,
-          sizes.half_overflows - all.nans - all.infs, sizes.half_underflows}) {
+          sizes.half_overflows - all.others.nans - all.others.infs,
+          sizes.half_underflows}) {
       *out++ = static_cast<double>(number);
     }
   }

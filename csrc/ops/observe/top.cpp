@@ -11,10 +11,19 @@ namespace {
 // How many values are compared at once before each of them is.
 constexpr int64_t kTopRun = 64;
 
-// Whether the magnitude is larger, or one of the values is NaN.
-bool may_exceed(int32_t magnitude, double limit) {
-  return limit < 0.0 || magnitude > kInfinityBits ||
-         static_cast<double>(std::bit_cast<float>(magnitude)) > limit;
+// Whether one of some values, whose largest magnitude has these bits, may be
+// taken. Equal magnitudes are only if earlier positions may follow later ones.
+bool may_be_taken(int32_t largest, double limit, bool in_order) {
+  if (limit < 0.0 || largest > kInfinityBits) return true;
+  const auto magnitude = static_cast<double>(std::bit_cast<float>(largest));
+  return in_order ? magnitude > limit : magnitude >= limit;
+}
+
+bool precedes(const Top::Entry& one, const Top::Entry& other) {
+  const double magnitude = std::abs(one.value);
+  const double against = std::abs(other.value);
+  return magnitude > against ||
+         (magnitude == against && one.position < other.position);
 }
 
 }  // namespace
@@ -24,52 +33,56 @@ double Top::limit() const {
 }
 
 void Top::insert(double value, int64_t position) {
+  const Entry entry{value, position};
   size_t place = size_;
-  while (place > 0 && std::abs(entries_[place - 1].value) < std::abs(value)) {
-    --place;
-  }
+  while (place > 0 && precedes(entry, entries_[place - 1])) --place;
+  if (place == entries_.size()) return;
   size_ = std::min(size_ + 1, entries_.size());
   const auto at = entries_.begin() + static_cast<ptrdiff_t>(place);
   const auto end = entries_.begin() + static_cast<ptrdiff_t>(size_);
   std::move_backward(at, end - 1, end);
-  *at = {value, position};
+  *at = entry;
 }
 
 void Top::add(const Block& block, int32_t largest) {
-  if (block.exact != nullptr) return add_exact(block);
-  if (!may_exceed(largest, limit())) return;
-  for (int64_t begin = 0; begin < block.count; begin += kTopRun) {
-    const int64_t end = std::min(begin + kTopRun, block.count);
-    const int32_t most = largest_magnitude(block.floats + begin, end - begin);
-    if (may_exceed(most, limit())) add_floats(block, begin, end);
+  if (block.exact == nullptr &&
+      !may_be_taken(largest, limit(), block.in_order)) {
+    return;
+  }
+  for (const Segment& segment : block.segments) {
+    if (block.exact == nullptr) {
+      add_floats(block, segment);
+    } else {
+      add_each(block.exact + segment.begin, segment.count, segment.position);
+    }
   }
 }
 
-void Top::add_floats(const Block& block, int64_t begin, int64_t end) {
+void Top::add_floats(const Block& block, const Segment& segment) {
+  for (int64_t i = 0; i < segment.count; i += kTopRun) {
+    const float* values = block.floats + segment.begin + i;
+    const int64_t count = std::min(kTopRun, segment.count - i);
+    const int32_t largest = largest_magnitude(values, count);
+    if (may_be_taken(largest, limit(), block.in_order)) {
+      add_each(values, count, segment.position + i);
+    }
+  }
+}
+
+template <typename T>
+void Top::add_each(const T* values, int64_t count, int64_t position) {
   double least = limit();
-  for (int64_t i = begin; i < end; ++i) {
-    const auto value = static_cast<double>(block.floats[i]);
-    if (!(std::abs(value) > least)) continue;
-    insert(value, block.first + i);
+  for (int64_t i = 0; i < count; ++i) {
+    const auto value = static_cast<double>(values[i]);
+    if (!(std::abs(value) >= least)) continue;
+    insert(value, position + i);
     least = limit();
   }
 }
 
-void Top::add_exact(const Block& block) {
-  double least = limit();
-  for (int64_t i = 0; i < block.count; ++i) {
-    const double value = block.exact[i];
-    if (!(std::abs(value) > least)) continue;
-    insert(value, block.first + i);
-    least = limit();
-  }
-}
-
-void Top::add(const Top& later) {
-  for (size_t i = 0; i < later.size_; ++i) {
-    const Entry& entry = later.entries_[i];
-    if (std::abs(entry.value) <= limit()) return;
-    insert(entry.value, entry.position);
+void Top::add(const Top& other) {
+  for (size_t i = 0; i < other.size_; ++i) {
+    insert(other.entries_[i].value, other.entries_[i].position);
   }
 }
 

@@ -8,8 +8,7 @@
 
 namespace popsim::ops::observe {
 
-// Takes values in the order of their positions. Of equal magnitudes the first
-// ones are kept; NaN is not.
+// Of equal magnitudes those at the first positions are kept; NaN is not.
 class Top {
  public:
   struct Entry {
@@ -22,18 +21,18 @@ class Top {
   void clear() { size_ = 0; }
   // `largest`: largest_magnitude() of the block's floats.
   void add(const Block& block, int32_t largest);
-  // Adds the entries of later positions.
-  void add(const Top& later);
+  void add(const Top& other);
 
   // The number of entries, of which the largest is the first.
   [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] const Entry& operator[](size_t i) const { return entries_[i]; }
 
  private:
-  void add_exact(const Block& block);
-  void add_floats(const Block& block, int64_t begin, int64_t end);
+  template <typename T>
+  void add_each(const T* values, int64_t count, int64_t position);
+  void add_floats(const Block& block, const Segment& segment);
+  // Adds a value whose magnitude is not below limit().
   void insert(double value, int64_t position);
-  // A value must have a larger magnitude to be taken.
   [[nodiscard]] double limit() const;
 
   std::vector<Entry> entries_;

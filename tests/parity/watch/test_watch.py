@@ -205,6 +205,17 @@ def test_the_repeated_iteration_enqueues_and_prints_nothing(capfd):
     assert torch.equal(queue.dequeue(), -torch.ones(1, 2, 4))
 
 
+def test_an_iteration_that_cannot_be_repeated(monkeypatch):
+    def fail(*args, **kwargs):
+        raise poptorch.Error("no memory is left")
+
+    monkeypatch.setattr("popsim_torch.executor.replay.build_executable", fail)
+    _, _, error = train_until_bad(PLANTED["log of zero"])
+    assert error.verdict.source == "unknown"
+    assert "the iteration cannot be repeated (no memory is left)" in error.verdict.rule
+    assert "the check says: 'IdentityLoss:0' has NaN or an infinity" in str(error)
+
+
 # --- Inference ---
 
 
@@ -302,3 +313,17 @@ def test_a_loop_of_a_function_is_refused():
 
     with pytest.raises(poptorch.Error, match=r"Options\.watch: a loop of poptorch\.function"):
         train(torch.ones(2, 4))
+
+
+def test_several_processes_are_refused():
+    options = make_options().watch()
+    options.Distributed.configureProcessId(0, 2)
+    training = poptorch.trainingModel(Base(torch.log), options)
+    with pytest.raises(poptorch.Error, match=r"Options\.watch: training in several processes"):
+        training.compile(torch.ones(2, 4))
+
+
+def test_a_clone_watches_with_the_same_function():
+    then = [].append
+    options = make_options().watch(then=then)
+    assert options.clone()._watching == options._watching
