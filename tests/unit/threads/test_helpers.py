@@ -104,7 +104,6 @@ def test_the_error_is_that_of_the_first_index_that_is_wrong():
 SCRIPT = """
 import torch
 import popsim_torch as poptorch
-from popsim_torch import build_info
 torch.set_num_threads(3)
 options = poptorch.Options().showCompilationProgressBar(False)
 executor = poptorch.inferenceModel(torch.nn.Linear(256, 256), options)
