@@ -230,7 +230,11 @@ class Observer:
                     for index, positions in enumerate(shaped[0].tolist())
                 ]
             elements.sort(key=lambda element: element[:3])
-            records = [record for _, *element in elements for record in self._records(*element)]
+            records = [
+                record
+                for _, number, index, batch, positions in elements
+                for record in self._records(number, index, batch, positions)
+            ]
             return records, num_bytes
 
     def _records(

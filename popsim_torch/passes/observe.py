@@ -79,7 +79,7 @@ def add_observations(
         position, phase, stage = places.of(one.name, graph.tensors[graph.names[one.name]])
         found[phase, stage].append((position, one))
     behind: dict[int, list[Op]] = defaultdict(list)
-    blocks = []
+    blocks: list[ObservedBlock] = []
     for (phase, stage), members in sorted(found.items()):
         members.sort(key=lambda member: member[0])
         block = _Block(program, phase, stage)

@@ -132,8 +132,8 @@ class Decoder:
             fields["samples"] = vector[place : place + self._samples].clone()
             place += self._samples
         if self._bits >= 0:
-            bins = vector[place:].to(torch.int64).unflatten(0, (2, -1))
-            fields["histogram"] = HistogramCounts(self._bits, bins[0], bins[1])
+            negative, positive = vector[place:].to(torch.int64).chunk(2)
+            fields["histogram"] = HistogramCounts(self._bits, negative, positive)
         return fields
 
 
