@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch import build_info
 from tests.options import make_options
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,6 +73,7 @@ def test_a_process_that_was_forked_starts_its_own():
 
 
 @pytest.mark.skipif(not TASKS.exists(), reason="names of threads are in /proc")
+@pytest.mark.skipif(build_info().target == "baseline", reason="it may be built for one thread")
 def test_tools_see_names_of_threads():
     executor, _ = make_model()
     executor(torch.randn(128, 256))
