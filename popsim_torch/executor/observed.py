@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from popsim_torch import _native
+from popsim_torch import _native, logs
+from popsim_torch.errors import listed_names
 from popsim_torch.ir import Graph, LoopCounts, Phase, Program, select_tensors, tensor_infos
 from popsim_torch.observe.record import Record
 from popsim_torch.options.observing import Observation
@@ -93,7 +94,14 @@ def _names(program: Program, observation: Observation) -> list[str]:
     # Others are computed only if they are anchored.
     known = program.graph.names
     found = select_tensors(program, observation.select, "Options.observe")
-    return list(dict.fromkeys(first[known[one.name]] for one in found if one.name in known))
+    names = list(dict.fromkeys(first[known[one.name]] for one in found if one.name in known))
+    if found and not names:
+        logs.python.warning(
+            "Options.observe: %s cannot be observed: such tensors are inside of a loop or branch, "
+            "or are computed only if they are anchored. Options.anchorTensor copies them instead.",
+            listed_names([one.name for one in found]),
+        )
+    return names
 
 
 def _observed_tensors(

@@ -514,3 +514,44 @@ def test_watch_and_observe_together():
     with pytest.raises(poptorch.BadNumberError):
         training(x * 0, y)
     same(model.state_dict().values(), before.values())
+
+
+class _Looped(nn.Module):
+    """Calls a layer several times, in a loop of the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        (y,) = poptorch.for_loop(3, self.fc, [x])
+        return poptorch.identity_loss(y.square(), "mean")
+
+
+def test_tensors_inside_of_loops_are_not_observed(caplog):
+    options = poptorch.Options()
+    options.observe("fc/Gemm:0", every=1)
+    options.observe("Gradient___fc.weight", every=1)
+    training = poptorch.trainingModel(_Looped(), options)
+    training(torch.ones(2, 3))
+    assert {record.name for record in training.observations()} == {"Gradient___fc.weight"}
+    assert caplog.text.count("fc/Gemm:0' cannot be observed") == 1
+    assert "Options.anchorTensor" in caplog.text
+
+
+def test_loops_of_functions_refuse_to_observe():
+    layer = nn.Linear(3, 3)
+    looped = poptorch.function(options=poptorch.Options().observe("*"))(
+        lambda x: poptorch.repeat(2, layer, x)
+    )
+    with pytest.raises(poptorch.Error, match=r"Options\.observe.*loop of poptorch\.function"):
+        looped(torch.ones(2, 3))
+
+
+def test_steps_count_from_0_since_the_model_was_compiled():
+    _, training = wrap(lambda o: o.observe("Gradient___*", every=3))
+    for _ in range(2):
+        for x, y in data():
+            training(x, y)
+        assert sorted({one.step for one in training.observations()}) == [0, 3, 6]
+        training.destroy()

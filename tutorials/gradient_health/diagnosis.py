@@ -142,7 +142,7 @@ def report(layers: Iterable[Layer]) -> str:
     for one in findings(layers):
         by_kind[one.kind].append(one)
     for word, (first, *others) in zip(["First:", "Then:", "Then:"], by_kind.values(), strict=False):
-        more = f" So do {len(others)} more, later or less." if others else ""
+        more = f" So do {len(others)} more, later or by less." if others else ""
         lines.append(f"{word} in step {first.step} {first.layer} {first.kind}: {first.text}.{more}")
     return "\n".join(lines if by_kind else [*lines, "Nothing explodes, vanishes or dies."])
 
