@@ -204,6 +204,7 @@ def _rule_of_whole(failed: FailedOp, exact: float | None) -> str:
     """Return the rule for an op whose elements depend on many."""
     operands = [x for x in failed.operands if x is not None and x.is_floating_point()]
     has_infinity = any(bool(x.isinf().any()) for x in operands)
+    is_finite = exact is not None and math.isfinite(exact)
     kind = dtype_name(failed.dtype)
     entry = op_table()[failed.op.kind]
     if entry.family == "custom" or (entry.family == "host" and entry.calls_host):
@@ -211,12 +212,14 @@ def _rule_of_whole(failed: FailedOp, exact: float | None) -> str:
     if math.isnan(failed.value):
         if has_infinity:
             return "undefined: inf - inf, 0 * inf or inf / inf, from an infinite operand"
-        if exact is not None and math.isfinite(exact):
+        if is_finite:
             return f"overflow of {kind} inside of the op: float64 gives {exact:g}"
         return "undefined: 0 / 0, or a root or logarithm of a negative number"
     largest = torch.finfo(failed.dtype).max
-    if exact is not None and math.isfinite(exact) and abs(exact) > largest:
-        return f"overflow of {kind}: {abs(exact):g} > {largest:g}"
+    if exact is not None and is_finite:
+        if abs(exact) > largest:
+            return f"overflow of {kind}: {abs(exact):g} > {largest:g}"
+        return f"overflow of {kind} inside of the op: float64 gives {exact:g}"
     if exact is not None and math.isinf(exact):
         return "division by zero, or a logarithm of zero"
     return f"overflow of {kind}, or division by zero"

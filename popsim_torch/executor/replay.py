@@ -212,7 +212,9 @@ class Replayer:
             value=failed.value,
             rule=rule_of(failed, exact),
             operands=tuple(
-                _numbers(_name(graph, graph.tensors[i], None), operand, failed.element(position))
+                _numbers(
+                    _operand_name(graph, graph.tensors[i], op), operand, failed.element(position)
+                )
                 for position, (i, operand) in enumerate(
                     zip(op.inputs, record.operands, strict=True)
                 )
@@ -341,6 +343,14 @@ def _name(graph: Graph, tensor: Tensor, op: Op | None) -> str:
         return root.name
     writers = [one.name for one in graph.ops if root in graph.roots(one.outputs)]
     return next(filter(None, [op.name if op else "", *writers]), "an input of the body")
+
+
+def _operand_name(graph: Graph, tensor: Tensor, op: Op) -> str:
+    """Return the name of what an op reads; it is never that of the op's result."""
+    name = _name(graph, tensor, None)
+    if name != op.name or tensor.name or graph.root(tensor).name:
+        return name
+    return f"a step of {name}"
 
 
 def _numbers(name: str, values: torch.Tensor, element: float | None) -> OperandNumbers:

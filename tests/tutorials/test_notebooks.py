@@ -19,6 +19,7 @@ PARAMETERS = {
     "compare_two_runs": {"STEPS": 4},
     "custom_op": {},
     "data_parallel": {},
+    "find_the_nan": {"FAULT": "bad-data", "OUTPUT": "map.png"},
     "gradient_health": {"STEPS": 4},
     "infeed_outfeed": {"STEPS": 20, "STEPS_PER_EXECUTION": 10},
     "inspecting_tensors": {"REPEAT_COUNT": 4, "MODEL_REPEAT_COUNT": 4},

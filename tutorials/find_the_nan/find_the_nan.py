@@ -13,7 +13,6 @@ from faults import CASES, Setup
 from network import Classifier
 
 import popsim_torch as poptorch
-from popsim_torch.statistics import Counts
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.arguments import count
@@ -38,9 +37,9 @@ def train(executor, setup: Setup, digits: Digits, arguments: argparse.Namespace)
 
 def train_unwatched(
     setup: Setup, digits: Digits, arguments: argparse.Namespace
-) -> tuple[list[float], list]:
+) -> tuple[list[float], list[poptorch.Record]]:
     """Return the losses, and the counts of bad numbers in all tensors."""
-    options = poptorch.Options().observe("*", Counts(), every=1)
+    options = poptorch.Options().observe("*", poptorch.Counts(), every=1)
     executor = make_executor(setup, options)
     losses = train(executor, setup, digits, arguments)
     records = executor.observations()

@@ -243,6 +243,12 @@ PLANTED: dict[str, Planted] = {
     "difference of infinities": Planted(
         faulty(lambda x: x.exp() - (2 * x).exp()), FORWARD, "overflow of float32", filled(100.0)
     ),
+    "mean of large numbers": Planted(
+        faulty(lambda x: x.mean(1, keepdim=True).expand(-1, 4)),
+        FORWARD,
+        "overflow of float32 inside of the op: float64 gives",
+        filled(3e38),
+    ),
     "mask that is read": Planted(
         faulty(lambda x: x * x.masked_fill(x == 0, torch.inf)), FORWARD, "undefined: 0 * inf"
     ),
