@@ -222,7 +222,13 @@ class NumberRecord:
 class Executable:
     seed: int
     step: int
-    def __init__(self, graph: Graph, config: RunConfig, observed: Graph | None = None) -> None: ...
+    def __init__(
+        self,
+        graph: Graph,
+        config: RunConfig,
+        observed: Graph | None = None,
+        num_shared: int = 0,
+    ) -> None: ...
     def write_observed(self, tensor: int, value: torch.Tensor) -> None: ...
     def set_pace(self, every: int, budget: float) -> None: ...
     @property

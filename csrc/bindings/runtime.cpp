@@ -191,17 +191,19 @@ void bind_runtime(py::module_& m) {
   py::class_<runtime::Inlet, std::shared_ptr<runtime::Inlet>>(m, "Inlet");
   py::class_<Executable>(m, "Executable")
       .def(py::init([](Graph graph, const RunConfig& config,
-                       std::optional<Graph> observed) {
+                       std::optional<Graph> observed, int64_t num_shared) {
              auto plan = std::make_unique<const Plan>(std::move(graph), config);
-             auto beside = observed ? std::make_unique<const Plan>(
-                                          *std::move(observed), config,
-                                          plan.get())
-                                    : nullptr;
+             auto beside =
+                 observed ? std::make_unique<const Plan>(
+                                *std::move(observed), config,
+                                memory::Beside{&plan->persistent(), num_shared})
+                          : nullptr;
              return std::make_unique<Executable>(std::move(plan),
                                                  std::move(beside));
            }),
            py::arg("graph"), py::arg("config"),
-           py::arg("observed") = std::nullopt, py::call_guard<Unlocked>())
+           py::arg("observed") = std::nullopt, py::arg("num_shared") = 0,
+           py::call_guard<Unlocked>())
       .def_property_readonly("plan", &Executable::plan,
                              py::return_value_policy::reference_internal)
       .def_property_readonly("observed_plan", &Executable::observed_plan,

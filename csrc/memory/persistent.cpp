@@ -1,6 +1,7 @@
 #include "memory/persistent.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "base/numbers.h"
@@ -33,24 +34,24 @@ std::vector<bool> find_persistent(const graph::Graph& graph) {
 
 PersistentPlan plan_persistent(const graph::Graph& graph,
                                const Instances& instances,
-                               const PersistentPlan* beside) {
+                               const Beside& beside) {
   const std::vector<bool> persistent = find_persistent(graph);
   PersistentPlan plan;
   for (size_t i = 0; i < persistent.size(); ++i) {
     plan.num_instances.push_back(
         instances[i].empty() ? 1 : std::ranges::max(instances[i]) + 1);
     plan.strides.push_back(round_up(graph.tensors()[i].bytes(), kAlignment));
-    const bool is_beside = persistent[i] && beside != nullptr &&
-                           i < beside->offsets.size() &&
-                           beside->offsets[i] >= 0;
+    const bool is_beside = persistent[i] &&
+                           std::cmp_less(i, beside.num_tensors) &&
+                           beside.plan->offsets[i] >= 0;
     if (is_beside) {
-      check_internal(beside->strides[i] == plan.strides[i] &&
-                         beside->num_instances[i] == plan.num_instances[i],
+      check_internal(beside.plan->strides[i] == plan.strides[i] &&
+                         beside.plan->num_instances[i] == plan.num_instances[i],
                      "memory: two programs share '", graph.tensors()[i].name,
                      "', which has another size in each");
     }
-    if (beside != nullptr) {
-      plan.offsets_beside.push_back(is_beside ? beside->offsets[i] : -1);
+    if (beside.plan != nullptr) {
+      plan.offsets_beside.push_back(is_beside ? beside.plan->offsets[i] : -1);
     }
     const bool is_own = persistent[i] && !is_beside;
     plan.offsets.push_back(is_own ? plan.bytes : -1);

@@ -26,11 +26,16 @@ struct PersistentPlan {
 // uses, counted from 0. Empty for what all replicas share.
 using Instances = std::vector<std::vector<int32_t>>;
 
-// Places constants, variables, and the outputs of setup ops. `beside` is null,
-// or the plan of another program with the same tensors, which may have others
-// after them: what both keep is in the memory of the other one.
+// The plan of another program whose first tensors are those of the program; of
+// these, the program keeps none that the other one keeps already.
+struct Beside {
+  const PersistentPlan* plan = nullptr;  // null: there is no other program
+  int64_t num_tensors = 0;               // that are the same
+};
+
+// Places constants, variables, and the outputs of setup ops.
 [[nodiscard]] PersistentPlan plan_persistent(const graph::Graph& graph,
                                              const Instances& instances,
-                                             const PersistentPlan* beside);
+                                             const Beside& beside);
 
 }  // namespace popsim::memory

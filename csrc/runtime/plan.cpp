@@ -86,7 +86,7 @@ bool share_a_queue(const graph::Graph& graph,
 
 }  // namespace
 
-Plan::Plan(graph::Graph graph, RunConfig config, const Plan* beside)
+Plan::Plan(graph::Graph graph, RunConfig config, const memory::Beside& beside)
     : graph_(std::move(graph)), config_(std::move(config)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
@@ -129,8 +129,7 @@ Plan::Plan(graph::Graph graph, RunConfig config, const Plan* beside)
   arena_ = memory::plan_arena(
       graph_, blocks_, live_ranges_, lane_of_stage_,
       [](const graph::Op& op) { return ops::find_op(op.kind).reuses_input; });
-  persistent_ = memory::plan_persistent(
-      graph_, instances_, beside == nullptr ? nullptr : &beside->persistent());
+  persistent_ = memory::plan_persistent(graph_, instances_, beside);
   for (size_t i = 0; i < graph_.tensors().size(); ++i) {
     if (graph_.tensors()[i].kind == graph::TensorKind::kInput) {
       inputs_.push_back(static_cast<graph::TensorId>(i));

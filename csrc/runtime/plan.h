@@ -38,10 +38,9 @@ struct RunConfig {
 
 class Plan {
  public:
-  // Throws InternalError if the graph breaks a rule. `beside` is null, or the
-  // plan of a program whose constants and variables this one uses
-  // (memory::plan_persistent).
-  Plan(graph::Graph graph, RunConfig config, const Plan* beside = nullptr);
+  // Throws InternalError if the graph breaks a rule. If another program lies
+  // beside this one, this one uses its constants and variables.
+  Plan(graph::Graph graph, RunConfig config, const memory::Beside& beside = {});
 
   [[nodiscard]] const graph::Graph& graph() const { return graph_; }
   [[nodiscard]] bool training() const { return config_.training; }

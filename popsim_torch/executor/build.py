@@ -67,23 +67,24 @@ def build_executable(
         {t.id: t.replica_groups for t in program.graph.tensors if t.replica_groups},
     )
     with _native.translated_errors():
-        twin = None if observed is None else to_native(observed.program.graph)
-        executable = _native.Executable(to_native(program.graph), config, twin)
+        graph = to_native(program.graph)
+        if observed is None:
+            executable = _native.Executable(graph, config)
+        else:
+            twin = to_native(observed.program.graph)
+            executable = _native.Executable(graph, config, twin, observed.num_shared)
         for tensor in program.graph.tensors:
             if tensor.value is not None:
                 executable.write(tensor.id, tensor.value)
         if observed is not None:
-            _write_own_constants(executable, program, observed.program)
+            _write_own_constants(executable, observed)
             executable.set_pace(observed.every or 0, observed.budget)
         executable.load()
     return executable
 
 
-def _write_own_constants(
-    executable: _native.Executable, program: Program, observed: Program
-) -> None:
+def _write_own_constants(executable: _native.Executable, observed: Observed) -> None:
     """Write the constants that only the observed version has."""
-    shared = {t.id for t in program.graph.tensors if t.value is not None}
-    for tensor in observed.graph.tensors:
-        if tensor.value is not None and tensor.id not in shared:
+    for tensor in observed.program.graph.tensors[observed.num_shared :]:
+        if tensor.value is not None:
             executable.write_observed(tensor.id, tensor.value)

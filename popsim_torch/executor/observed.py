@@ -48,6 +48,7 @@ class Observed:
         blocks: What each of its queues gets.
         every: The distance of observed device iterations; None if the budget decides.
         budget: The share of the run's time that observing may take.
+        num_shared: The number of its first tensors, which are those of the plain version.
         conditions: What the records must not be.
     """
 
@@ -55,6 +56,7 @@ class Observed:
     blocks: tuple[ObservedBlock, ...]
     every: int | None
     budget: float
+    num_shared: int
     conditions: tuple[Condition, ...] = ()
 
 
@@ -82,7 +84,8 @@ def observe_program(
         for one, names in zip(observations, chosen, strict=True)
         if one.when is not None
     )
-    return Observed(twin, tuple(blocks), observations[0].every, budget, conditions)
+    num_shared = len(program.graph.tensors)
+    return Observed(twin, tuple(blocks), observations[0].every, budget, num_shared, conditions)
 
 
 def _names(program: Program, observation: Observation) -> list[str]:

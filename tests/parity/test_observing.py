@@ -163,11 +163,12 @@ def _fingerprints(records):
     return {(r.name, r.step, r.micro_batch): r.statistics.fingerprint for r in records}
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("number", [1, 2])
-def test_replicas(number, threads):
+def test_replicas(number, optimizer, threads):
     threads(number)
-    expected, _ = results(nothing, replicas=2)
-    found, records = results(everything(2), replicas=2)
+    expected, _ = results(nothing, replicas=2, optimizer=optimizer)
+    found, records = results(everything(2), replicas=2, optimizer=optimizer)
     same(found, expected)
     name = "Gradient___layers.2.weight"
     by_replica = [
