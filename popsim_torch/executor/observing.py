@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -217,6 +218,11 @@ class Observing:
             self._look()
             self._observer = None
 
+    def __del__(self) -> None:
+        # Nobody else passes on what is left.
+        if self.__dict__.get("_sinks") and not sys.is_finalizing():
+            self.close_sinks()
+
     def _require(self, what: str) -> None:
         if not self._device.options._observations:
             raise Error(
@@ -353,6 +359,7 @@ def _read(reader: weakref.ref[Observing], stop: threading.Event) -> None:
 
 
 _open: weakref.WeakSet[Observing] = weakref.WeakSet()
+_held: list[Observing] = []  # while the process forks
 
 
 def _close_at_exit(observing: Observing) -> None:
@@ -365,3 +372,28 @@ def _close_at_exit(observing: Observing) -> None:
 def _close_all() -> None:
     for observing in list(_open):
         observing.close_sinks()
+
+
+def _hold() -> None:
+    """Let no reader be in the middle of something when the process forks."""
+    _held.extend(_open)
+    for observing in _held:
+        observing._lock.acquire()
+
+
+def _let_go() -> None:
+    for observing in _held:
+        observing._lock.release()
+    _held.clear()
+
+
+def _leave_to_parent() -> None:
+    """In a child: sinks and their thread belong to the parent."""
+    for observing in _held:
+        observing._sinks.clear()
+        observing._thread = None
+    _let_go()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_leave_to_parent)

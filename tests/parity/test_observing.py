@@ -1,7 +1,9 @@
 """Observing changes no bit, and its statistics are those of the tensors that anchors return."""
 
 import copy
+import gc
 import math
+import os
 import threading
 import time
 
@@ -556,3 +558,36 @@ def test_steps_count_from_0_since_the_model_was_compiled():
             training(x, y)
         assert sorted({one.step for one in training.observations()}) == [0, 3, 6]
         training.destroy()
+
+
+def test_an_executor_that_nobody_keeps_passes_on_what_is_left():
+    _, training = wrap(everything(1))
+    sink = _Kept()
+    training.add_sink(sink)
+    training(*data()[0])
+    del training
+    gc.collect()
+    assert sink.closed == 1
+    assert {r.step for r in sink.records} == set(range(D))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_has_no_sinks_and_does_not_hang():
+    _, training = wrap(everything(1))
+    sink = _Kept()
+    training.add_sink(sink)
+    x, y = data()[0]
+    for _ in range(5):
+        training(x, y)
+        child = os.fork()
+        if child == 0:
+            before = len(sink.records)
+            training.observations()
+            training.close_sinks()
+            os._exit(7 if len(sink.records) == before and not sink.closed else 1)
+        deadline = time.monotonic() + 60
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert os.waitstatus_to_exitcode(ended[1]) == 7
+    training.close_sinks()
+    assert {r.step for r in sink.records} == set(range(5 * D))
