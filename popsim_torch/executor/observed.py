@@ -236,9 +236,10 @@ class Observer:
                 vectors = self.blocks[number].vectors
                 batch = _Batch(vectors, self._decoders[number], shaped[1:])
                 phase = int(self.blocks[number].phase)
+                places = shaped[0].tolist()
                 elements += [
-                    ([*positions[0], phase], number, index, batch, positions)
-                    for index, positions in enumerate(shaped[0].tolist())
+                    ([*places[index][0], phase], number, index, batch, places[index])
+                    for index in _not_repeated([positions[0] for positions in places])
                 ]
             elements.sort(key=lambda element: element[:3])
             records = [
@@ -265,9 +266,26 @@ class Observer:
                     yield Record(one.name, step, place, replica, found)
                     continue
                 parts = opened.parts.setdefault((one.name, replica), [])
+                if micro_batch == 0:  # a device iteration that Options.watch ended begins anew
+                    parts.clear()
                 parts.append(found)
                 if len(parts) == self._loop.gradient_accumulation:
                     yield Record(one.name, step, None, replica, partial(_merged, tuple(parts)))
+
+
+def _not_repeated(places: Sequence[list[int]]) -> list[int]:
+    """Return the indices of all elements but those whose micro-batches ran again later.
+
+    Args:
+        places: The step and micro-batch of each element. They grow, but begin anew after
+            ``Options.watch`` has ended a device iteration.
+    """
+    kept: list[int] = []
+    for index, place in enumerate(places):
+        while kept and places[kept[-1]] >= place:
+            kept.pop()
+        kept.append(index)
+    return kept
 
 
 def _decoders(graph: Graph, block: ObservedBlock) -> list[Decoder]:

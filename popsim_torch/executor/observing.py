@@ -92,6 +92,7 @@ class Observing:
         self._num_kept = 0  # bytes
         self._num_lost = 0
         self._sinks: list[SafeSink] = []
+        self._completed: list[str] = []  # the names of runs that ended with a program
         self._observer: Observer | None = None
         self._failed: set[Condition] = set()  # those that were met, or raised an exception
         self._stop = threading.Event()
@@ -146,7 +147,9 @@ class Observing:
             UsageTypeError: It is something else.
             Error: The options observe nothing.
         """
-        safe = SafeSink(sink)
+        self._add(SafeSink(sink))
+
+    def _add(self, safe: SafeSink) -> None:
         self._require("add_sink")
         with self._lock:
             self._look()
@@ -202,21 +205,34 @@ class Observing:
         except UsageAttributeError as error:
             raise UsageValueError(error.message) from None
         writer = RunWriter(path, max_bytes=max_bytes, meta=meta)
-        self.add_sink(_Described(writer, self._inspection))
+        self._add(SafeSink(_Described(writer, self._inspection), f"RunWriter({str(path)!r})"))
         return writer
 
     def begin(self) -> None:
         """Look at records from now on if conditions depend on them."""
+        for name in self._completed:
+            logs.python.warning(
+                "%s was completed when the model left the device, and this program, whose steps "
+                "begin at 0 again, is not recorded. Call record with another folder before the "
+                "model is compiled again.",
+                name,
+            )
+        self._completed.clear()
         observer = self._device.require_compiled("observe").observer
         if observer is not None and observer.conditions:
             self._failed.clear()
             self._start()
 
     def finish(self) -> None:
-        """Take what is left before the program goes."""
+        """Take what is left before the program goes, and complete the recorded runs."""
         with self._lock:
             self._look()
             self._observer = None
+            runs = [one for one in self._sinks if isinstance(one.sink, _Described)]
+            self._sinks = [one for one in self._sinks if one not in runs]
+        for one in runs:
+            one.close()
+        self._completed += [one.name for one in runs]
 
     def __del__(self) -> None:
         # Nobody else passes on what is left.
@@ -321,7 +337,8 @@ class _Described:
         if not self._is_described:
             self._is_described = True
             self._writer.describe(self._in_order())
-        self._writer.write_records(records)
+        # An iteration that Options.watch ended may be called again.
+        self._writer.write_records(records, replace=True)
 
     def _in_order(self) -> list[TensorInfo]:
         """Return the tensors in the order in which a difference of two runs spreads."""

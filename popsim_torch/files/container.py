@@ -116,7 +116,7 @@ def _read_whole(path: str | os.PathLike[str]) -> bytes:
     raise BadFileError(
         path,
         "this is not a file of popsim_torch, or its beginning is damaged. Pass a file that "
-        "PoplarExecutor.save or compileAndExport wrote.",
+        "PoplarExecutor.save, compileAndExport or Options.watch wrote.",
     )
 
 

@@ -13,6 +13,8 @@ from popsim_torch.tensors.selections import Selection, has_function
 __all__ = ["pack_options", "unpack_options"]
 
 _PART = "options"
+_OWN = "._values"
+"""Where the values of ``Options`` itself are stored."""
 
 
 def pack_options(options: Options) -> dict[str, bytes]:
@@ -32,7 +34,9 @@ def pack_options(options: Options) -> dict[str, bytes]:
                 "file can hold only data. Use a pattern or the selections of poptorch.tensors, or "
                 "compile the model anew without this anchor."
             )
-    return pack(_PART, _stored(options), "Options")
+    stored = _stored(options)
+    stored[_OWN] = {**stored[_OWN], "_observations": []}  # what is observed is no part of files
+    return pack(_PART, stored, "Options")
 
 
 def unpack_options(sections: Mapping[str, bytes]) -> Options:

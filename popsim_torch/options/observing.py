@@ -74,6 +74,8 @@ class ObservingOptions(OutputOptions):
         second version of it, with the same values, which computes the statistics, too.
         ``model.observations()`` returns them, and ``model.add_sink(sink)`` passes them on while
         the model runs. Values and weights are the same bits with and without it.
+        The setting is not a part of files: an executor that loads one observes what its own options
+        say.
 
         Args:
             select: The tensors: a name, a pattern such as ``"Gradient___*"``, a regular expression,

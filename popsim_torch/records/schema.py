@@ -16,6 +16,7 @@ __all__ = [
     "FORMAT",
     "INDEX",
     "INSERT_RECORD",
+    "REPLACE_RECORD",
     "State",
     "record_of",
     "row_bytes",
@@ -73,6 +74,7 @@ INSERT_RECORD = (
     f"INSERT INTO records (tensor, {', '.join(_COLUMNS)}) "
     f"VALUES ({', '.join('?' * (len(_COLUMNS) + 1))})"
 )
+REPLACE_RECORD = INSERT_RECORD.replace("INSERT", "INSERT OR REPLACE", 1)
 _ORDER = "ORDER BY step, micro_batch = -1, micro_batch, position, replica"
 
 

@@ -119,15 +119,17 @@ class RunWriter:
             self._connection.commit()
             self._ids |= new
 
-    def write_records(self, records: Sequence[Record]) -> None:
+    def write_records(self, records: Sequence[Record], *, replace: bool = False) -> None:
         """Write records in one transaction: all of them, or none.
 
         Args:
             records: The records, in the order of the program.
+            replace: Whether a record replaces an earlier one of the same step, micro-batch, replica
+                and tensor, as when a device iteration runs again.
 
         Raises:
             Error: The file cannot be written, for example because the disk is full; or a record of
-                this step, micro-batch, replica and tensor was written before.
+                this step, micro-batch, replica and tensor was written before, without ``replace``.
             UsageRuntimeError: The writer is closed.
         """
         with self._lock, self._failing():
@@ -141,7 +143,8 @@ class RunWriter:
                 self._connection.rollback()
                 self._stop(f"the records of step {records[0].step}")
                 return
-            self._connection.executemany(schema.INSERT_RECORD, rows)
+            statement = schema.REPLACE_RECORD if replace else schema.INSERT_RECORD
+            self._connection.executemany(statement, rows)
             self._connection.commit()
             self._ids = ids
 

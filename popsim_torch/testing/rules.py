@@ -59,7 +59,7 @@ def _not_finite(measures: TrainingMeasures) -> str:
     return (
         f"{first.name}: it has {' and '.join(found)} of {first.count:,} values in step "
         f"{first.step}; all have to be finite.{also} Try a smaller learning rate, or find the "
-        "first bad op with options.Precision.enableFloatingPointExceptions(True)."
+        "first bad op with options.watch()."
     )
 
 

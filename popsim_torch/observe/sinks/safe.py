@@ -18,19 +18,27 @@ class SafeSink:
 
     Args:
         sink: The other sink.
+        name: How warnings call it; by default the name of its class.
 
     Raises:
         UsageTypeError: It has no ``write_records`` or no ``close``.
     """
 
-    def __init__(self, sink: RecordSink) -> None:
+    def __init__(self, sink: RecordSink, name: str = "") -> None:
+        if isinstance(sink, type):
+            raise UsageTypeError(
+                f"add_sink: the class {sink.__name__} is no sink. Pass an object of it, such as "
+                f"{sink.__name__}(...)."
+            )
         for method in ("write_records", "close"):
             if not callable(getattr(sink, method, None)):
                 raise UsageTypeError(
-                    f"SafeSink: a {type(sink).__name__} has no method {method}. Pass a sink of "
+                    f"add_sink: a {type(sink).__name__} has no method {method}. Pass a sink of "
                     "records, such as a poptorch.SummaryFile or a poptorch.HtmlPage."
                 )
         self.sink = sink
+        self.name = name or type(sink).__name__
+        """How warnings call it."""
         self.error: Exception | None = None
         """What the sink raised; None as long as it works."""
         self._closed = False
@@ -74,10 +82,10 @@ class SafeSink:
         self.error = error
         logs.python.warning(
             "The sink %s failed and %s: %s: %s. The model keeps running.",
-            type(self.sink).__name__,
+            self.name,
             consequence,
             type(error).__name__,
-            error,
+            str(getattr(error, "message", error)).removesuffix("."),
         )
 
     def _close_quietly(self) -> None:
@@ -86,4 +94,4 @@ class SafeSink:
         try:
             self.sink.close()
         except Exception as error:
-            logs.python.info("Closing %s failed, too: %s", type(self.sink).__name__, error)
+            logs.python.info("Closing %s failed, too: %s", self.name, error)
