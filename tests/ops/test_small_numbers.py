@@ -7,6 +7,7 @@ import torch
 
 from tests.ops.convolution_problem import ConvolutionProblem
 from tests.ops.test_large_matmul import product
+from tests.sweeps import sampled
 
 pytestmark = pytest.mark.usefixtures("used_tile_units")
 
@@ -35,9 +36,11 @@ SCALES = [
     *((1.0, scale) for scale in (1e-20, 1e-30, 1e-34, 1e-36, 1e-38, 1e-40, 1e-43)),
     *((1e-15, 1e-15), (1e-18, 1e-19), (1e-20, 1e-21), (1e-22, 1e-23), (1e15, 1e-44), (1e9, 1e-38)),
 ]
+# Denormal results of ordinary operands, and denormal, small, and large operands.
+QUICK = [(1.0, 1e-36), (1.0, 1e-43), (1e-20, 1e-21), (1e15, 1e-44), (1e9, 1e-38)]
 
 
-@pytest.mark.parametrize("scales", SCALES, ids=str)
+@pytest.mark.parametrize("scales", sampled(SCALES, QUICK), ids=str)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_products_at_a_scale(scales, swapped):
     m, k, n = SIZE
@@ -134,7 +137,7 @@ class Convolution(ConvolutionProblem):
             assert_right(*each)
 
 
-@pytest.mark.parametrize("scales", SCALES, ids=str)
+@pytest.mark.parametrize("scales", sampled(SCALES, QUICK), ids=str)
 @pytest.mark.parametrize("first", ["x", "weight", "grad_y"])
 def test_convolutions_at_a_scale(scales, first):
     one, other = scales

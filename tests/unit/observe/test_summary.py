@@ -24,7 +24,7 @@ def exact(values):
 
 
 def test_a_large_mean_costs_no_digits():
-    values = torch.rand(10**7, generator=torch.Generator().manual_seed(1)).double() + 1e6
+    values = torch.rand(10**6, generator=torch.Generator().manual_seed(1)).double() + 1e6
     found = summarise(values)
     # The exact sums of the distances from 1e6, which are exact themselves.
     rest = (values - 1e6).numpy()
@@ -34,7 +34,7 @@ def test_a_large_mean_costs_no_digits():
     assert found.mean == pytest.approx(mean, rel=1e-15)
     assert found.std == pytest.approx(std, rel=1e-11)
     assert (found.minimum, found.maximum) == (values.min().item(), values.max().item())
-    assert found.count == 10**7
+    assert found.count == 10**6
 
 
 def test_float32_with_a_mean_much_larger_than_its_deviation():
