@@ -451,7 +451,7 @@ def feeds() -> Compiled:
 
 
 def observed() -> Compiled:
-    """Statistics of weights, and of what a model computes."""
+    """Statistics of weights, and of what a model computes, where they are, and a check."""
     body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     good = compiled(poptorch.inferenceModel(body, _options()), torch.randn(5, 4))
     graph = good.program.graph
@@ -467,6 +467,10 @@ def observed() -> Compiled:
             phase=Phase.FORWARD,
             name=f"Statistics___{tensor.name}",
         )
+    position = graph.add_tensor(TensorKind.VALUE, torch.int64, (2,))
+    graph.add_op("position", [], [position], {}, phase=Phase.FORWARD, name="position")
+    checks = {"kept": 0, "divisors": 0, "limit": 0.0, "after": False}
+    graph.add_op("finite", written[-1:], [], checks, phase=Phase.FORWARD, name="check")
     return good
 
 
