@@ -303,6 +303,8 @@ def errors() -> str:
         return error.recovery_action
     except poptorch.UnrecoverableError as error:
         return error.message
+    except poptorch.RecordError as error:
+        return str(error.record.name)
     except poptorch.ConfigFileError as error:
         return str(error)
     except poptorch.Error as error:
