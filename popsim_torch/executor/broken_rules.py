@@ -134,15 +134,16 @@ def _rule_of_map(failed: FailedOp) -> str:
     elements = [failed.element(i) for i in range(len(failed.operands))]
     values = [torch.tensor(0.0 if x is None else x) for x in elements]
     values += [torch.tensor(float(number)) for number in attributes["constants"]]
-    wants_nan = math.isnan(failed.value)
+    kind = math.isnan if math.isnan(failed.value) else math.isinf
     for line in attributes["code"]:
         name, *numbers = line.split()
         given = [values[int(number)] for number in numbers]
         values.append(_computed(name, given))
         result, operands = values[-1].item(), [x.item() for x in given]
-        kind = math.isnan if wants_nan else math.isinf
         if kind(result) and not any(map(kind, operands)):
             return _rule_of_instruction(name, operands, result, failed.dtype)
+    if any(kind(number) for number in attributes["constants"]):
+        return f"no arithmetic: {failed.value:g} is a constant of the op"
     return ""
 
 

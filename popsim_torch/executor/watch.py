@@ -114,6 +114,7 @@ class NumberWatcher:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_capsule(path, Capsule(**values, verdict=str(verdict)))
         except (Error, OSError) as error:
-            logs.python.warning("Options.watch: the capsule %s is not written: %s", path, error)
+            problem = error.message if isinstance(error, Error) else error
+            logs.python.warning("Options.watch: the capsule is not written: %s", problem)
             return None
         return path

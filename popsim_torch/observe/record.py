@@ -18,7 +18,7 @@ class Record:
         step: The device iteration, counted from 0 since the model was compiled.
         micro_batch: The micro-batch of the device iteration, counted from 0; None for a tensor of
             the update, and for statistics over all micro-batches.
-        replica: The replica, counted from 0.
+        replica: The replica, counted from 0 in each process.
         statistics: The statistics, or a function that returns them when they are asked for.
     """
 

@@ -83,7 +83,7 @@ class RunWriter:
             if (self.path / schema.INDEX).exists():
                 raise Error(
                     f"{self.path}: there is a run already. Choose another folder, or remove this "
-                    "one."
+                    "one; processes that train together need a folder each."
                 )
             (self.path / TENSORS).mkdir(exist_ok=True)
             self._connection = sqlite3.connect(self.path / schema.INDEX, check_same_thread=False)

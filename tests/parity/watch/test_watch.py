@@ -237,6 +237,17 @@ def test_inference_checks_the_outputs():
     assert running(x.abs()).isfinite().all()
 
 
+def test_an_infinity_of_a_mask_is_not_called_arithmetic():
+    class Mask(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(x < 0.5, -torch.inf)
+
+    running = poptorch.inferenceModel(Mask(), make_options().watch())
+    with pytest.raises(poptorch.BadNumberError) as caught:
+        running(torch.tensor([[1.0, 0.0]]))
+    assert caught.value.verdict.rule == "no arithmetic: -inf is a constant of the op"
+
+
 def test_inference_goes_on_after_a_callback():
     verdicts = []
     running = poptorch.inferenceModel(Root(), make_options(d=4).watch(then=verdicts.append))
@@ -263,6 +274,15 @@ def test_a_capsule_gives_the_same_verdict_in_a_new_process(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{error.verdict}\nThis is the verdict in the file.\n"
+
+
+def test_a_capsule_that_cannot_be_written_is_a_warning(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "it.capsule"
+    _, _, error = train_until_bad(PLANTED["division by zero"], capsule=path)
+    (message,) = [one for one in caplog.messages if "the capsule is not written" in one]
+    assert "poptorch_py_error" not in message and str(tmp_path / "file") in message
+    assert "capsule" not in str(error)
 
 
 def test_a_file_that_is_no_capsule(tmp_path, capsys):
