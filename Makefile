@@ -115,8 +115,9 @@ CXX_FILES = $(shell find csrc popsim_torch tests tutorials -name '*.h' -o -name 
 
 # A file of tests runs in one process. Where there are as many processes as cores, threads that wait
 # must not spin; all processes must list the tests in one order. Compiled modules are kept: hundreds of
-# processes import the same ones, and pytest rewrites each test for its own.
-PARALLEL = $(KEEP_BYTECODE) PYTHONHASHSEED=0 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m pytest -n $(MAX_JOBS) --dist loadfile
+# processes import the same ones, and pytest rewrites each test for its own. Files go in the order of
+# their names: those with the fewest tests are among the longest, and none of them should come last.
+PARALLEL = $(KEEP_BYTECODE) PYTHONHASHSEED=0 OMP_WAIT_POLICY=PASSIVE GOMP_SPINCOUNT=0 $(PY) -m pytest -n $(MAX_JOBS) --dist loadfile --no-loadscope-reorder
 test: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests, without the slow ones
 	$(PARALLEL) -m "not slow"
 

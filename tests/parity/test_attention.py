@@ -9,6 +9,7 @@ import popsim_torch as poptorch
 from popsim_torch.passes import fuse_attention
 from tests.parity.compare import Loop, Pair, assert_close, quiet_options
 from tests.parity.tolerances import ONE_PASS, TRAINED
+from tests.sweeps import one_by_one
 
 QUERIES, KEYS, WIDTH, HEADS = 110, 130, 40, 2
 FUSED = ("= attention(", "= attention_grad(")
@@ -105,10 +106,12 @@ def check_training(
     assert [program.count(kind) for kind in FUSED] == [num_layers + rebuilt, num_layers]
 
 
-@pytest.mark.parametrize(("padding", "weights"), [(False, True), (True, True), (True, False)])
-@pytest.mark.parametrize("mask", [None, "float", "bool"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_cross_attention(dtype, mask, padding, weights):
+@pytest.mark.parametrize(
+    ("given", "mask", "dtype"),
+    one_by_one([(True, True), (False, True), (True, False)], ["float", None, "bool"], DTYPES),
+)
+def test_cross_attention(dtype, mask, given):
+    padding, weights = given
     torch.manual_seed(2)
     check_training(Cross(mask, padding=padding, weights=weights), dtype, Loop())
 

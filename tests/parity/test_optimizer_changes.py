@@ -11,6 +11,7 @@ from torch.nn.functional import mse_loss
 from torch.optim.lr_scheduler import CyclicLR, LambdaLR, OneCycleLR
 
 import popsim_torch as poptorch
+from tests.sweeps import combined, one_by_one
 
 STEPS = 3  # in front of each change, and after the last
 torch.manual_seed(3)
@@ -152,9 +153,13 @@ CASES = [
 STRUCTURAL = {("SGD", "momentum"), ("momentum", "nesterov")}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("optimizer", "name"), CASES)
-def test_a_value(way, optimizer, name):
+# Values of SGD with momentum change in all ways, those of other optimizers in a training model.
+@pytest.mark.parametrize(
+    ("case", "way"),
+    combined(CASES, WAYS, quick=lambda case, way: way is WAYS[0] or case[0] == "momentum"),
+)
+def test_a_value(way, case):
+    optimizer, name = case
     programs = 2 if (optimizer, name) in STRUCTURAL else 1
     check(way, OPTIMIZERS[optimizer], setting(name, VALUES[name]), programs)
 
@@ -167,9 +172,9 @@ SCHEDULERS = {
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["made before", "made between calls"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scheduler", SCHEDULERS)
-@pytest.mark.parametrize("optimizer", ["momentum", "Adam", "AdamW"])
+@pytest.mark.parametrize(
+    ("optimizer", "scheduler", "way"), one_by_one(["momentum", "Adam", "AdamW"], SCHEDULERS, WAYS)
+)
 @pytest.mark.filterwarnings("ignore:Detected call of")
 def test_schedulers(optimizer, scheduler, way, early):
     def make_changes(_net, made):

@@ -23,9 +23,9 @@ _ERROR = re.compile(r"(?P<file>[^:]+):(?P<line>\d+): error: .*\[(?P<code>[\w-]+)
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found():
     """Return the errors that mypy finds in both files: file name, line, code."""
-    cache = tmp_path_factory.mktemp("mypy")
+    cache = ROOT / ".mypy_cache" / "user_program"  # (it notices what has changed since)
     settings = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={cache}"]
     done = subprocess.run(
         [sys.executable, "-m", "mypy", *settings, str(PROGRAM), str(MISTAKES)],
