@@ -5,6 +5,7 @@ import re
 import pytest
 from PIL import Image
 
+from tests.sweeps import sampled
 from tests.tutorials.running import TUTORIALS, draw_few_digits, run_alone, run_here
 
 SCRIPT = TUTORIALS / "pipelining" / "pipelining.py"
@@ -18,7 +19,7 @@ def digits(tmp_path_factory):
     return str(draw_few_digits(tmp_path_factory.mktemp("digits"), 64))
 
 
-@pytest.mark.parametrize("network", ["mlp", "transformer"])
+@pytest.mark.parametrize("network", sampled(["mlp", "transformer"], quick=["mlp"]))
 def test_all_schedules_are_shown_and_give_the_same_weights(network, digits, capsys):
     run_here(SCRIPT, "--data-root", digits, "--network", network, *FEW)
     printed = capsys.readouterr().out
