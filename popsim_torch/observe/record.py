@@ -20,6 +20,12 @@ class Record:
             the update, and for statistics over all micro-batches.
         replica: The replica, counted from 0 in each process.
         statistics: The statistics, or a function that returns them when they are asked for.
+
+    Attributes:
+        name: As given; the same holds for the next three.
+        step: The device iteration.
+        micro_batch: The micro-batch.
+        replica: The replica.
     """
 
     __slots__ = ("_statistics", "micro_batch", "name", "replica", "step")

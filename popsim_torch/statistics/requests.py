@@ -38,7 +38,7 @@ class Histogram:
     A bin holds the numbers of one sign that have the same exponent in float32, and the same first
     bits of the mantissa.
 
-    Args:
+    Attributes:
         mantissa_bits: The number of bits of the mantissa, 0 to 3: each one halves the bins.
 
     Raises:
@@ -58,7 +58,7 @@ class Histogram:
 class TopK:
     """Asks for the values with the largest magnitudes, and their positions.
 
-    Args:
+    Attributes:
         k: How many, 1 to 64.
 
     Raises:
@@ -75,7 +75,7 @@ class TopK:
 class Sample:
     """Asks for values at equal distances: those at ``i * count // n`` in row-major order.
 
-    Args:
+    Attributes:
         n: How many, 1 to 4096; a smaller tensor gives all its values.
 
     Raises:
