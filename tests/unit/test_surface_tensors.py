@@ -65,7 +65,8 @@ def names_of(kind, settings, *, strategy=SHARDED, options=None, dtype=torch.floa
     options.setExecutionStrategy(strategy)
     parameters = net.parameters() if given is None else given(net)
     model = poptorch.trainingModel(net, options, kind(parameters, **settings))
-    model.compile(torch.randn(8, 4, dtype=dtype), torch.randn(8, 3, dtype=dtype))
+    rows = 8 * options.replication_factor
+    model.compile(torch.randn(rows, 4, dtype=dtype), torch.randn(rows, 3, dtype=dtype))
     return set(model.getTensorNames())
 
 
@@ -86,6 +87,7 @@ def found():
     listed |= names_of(*sgd, options=running())
     listed |= names_of(*sgd, dtype=torch.float16)
     listed |= names_of(*sgd, given=lambda net: [net.fc.weight])
+    listed |= names_of(*sgd, options=make_options(1, 4).replicationFactor(2))
     scaled = make_options(1, 4)
     scaled.Training.setAutomaticLossScaling(True)
     return listed | names_of(*sgd, options=scaled)
