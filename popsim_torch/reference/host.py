@@ -53,6 +53,14 @@ def enqueue(call: Call, *x: Tensor) -> None:
 
 
 @op
+def position(call: Call) -> Tensor:
+    """Return the numbers of the device iteration, counted over all runs, and of its micro-batch."""
+    at = call.run.position
+    iteration = at.step // call.run.loop.gradient_accumulation
+    return torch.tensor([iteration, at.accumulation_step])
+
+
+@op
 def print_(call: Call, x: Tensor) -> Tensor:
     """Record a printed tensor, and return it."""
     call.run.record.prints.append((call["title"], x))

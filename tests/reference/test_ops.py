@@ -7,7 +7,7 @@ import torch
 
 from popsim_torch import _native, reference
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.ir import Graph, Phase, TensorKind
+from popsim_torch.ir import Graph, LoopCounts, Phase, TensorKind
 from popsim_torch.optim.planning import plan_updates
 from popsim_torch.reference import OPS, Interpreter
 from popsim_torch.reference.elementwise import INSTRUCTIONS
@@ -256,3 +256,13 @@ def test_float32_is_float64_in_a_wide_run():
     assert wide.dtype == torch.float64
     ((_, memory),) = one.memory
     assert wide == memory.double().sum()
+
+
+def test_the_position_counts_over_all_runs():
+    graph = Graph()
+    out = graph.add_tensor(TensorKind.VALUE, torch.int64, (2,))
+    graph.add_op("position", [], [out], phase=Phase.FORWARD, name="position")
+    interpreter = Interpreter(graph, LoopCounts(2, 3))
+    for last in (1, 3):
+        interpreter.run()
+        assert interpreter.read(out.id).tolist() == [last, 2]
