@@ -91,6 +91,7 @@ class Observing:
         self._kept: deque[tuple[list[Record], int]] = deque()
         self._num_kept = 0  # bytes
         self._num_lost = 0
+        self._looks = False
         self._sinks: list[SafeSink] = []
         self._completed: list[str] = []  # the names of runs that ended with a program
         self._observer: Observer | None = None
@@ -248,6 +249,17 @@ class Observing:
 
     def _look(self) -> None:
         """Take what has come, and pass it on."""
+        # The garbage collector may let the executor go in the middle of it, and a sink may ask for
+        # records.
+        if self._looks:
+            return
+        self._looks = True
+        try:
+            self._pass_on()
+        finally:
+            self._looks = False
+
+    def _pass_on(self) -> None:
         compiled = self._device.compiled
         observer = None if compiled is None else compiled.observer
         for one in dict.fromkeys((self._observer, observer)):

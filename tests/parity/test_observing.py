@@ -13,6 +13,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
+from popsim_torch.executor import observed
 from popsim_torch.statistics import (
     Counts,
     Fingerprint,
@@ -597,3 +598,28 @@ def test_a_child_has_no_sinks_and_does_not_hang():
         assert os.waitstatus_to_exitcode(ended[1]) == 7
     training.close_sinks()
     assert {r.step for r in sink.records} == set(range(5 * D))
+
+
+def test_an_executor_may_go_while_its_records_are_read(monkeypatch):
+    make = observed._Batch
+    nobody_keeps_it = threading.Event()
+
+    def make_and_collect(*args):
+        nobody_keeps_it.wait(60)
+        gc.collect()  # as it may run at any time, in the thread of the reader
+        return make(*args)
+
+    monkeypatch.setattr(observed, "_Batch", make_and_collect)
+    _, training = wrap(everything(1))
+    sink = _Kept()
+    training.add_sink(sink)
+    training(*data()[0])
+    reader = training._observing._thread
+    training.__dict__["cycle"] = training
+    gc.disable()
+    del training
+    nobody_keeps_it.set()
+    gc.enable()
+    reader.join(30)
+    assert not reader.is_alive() and sink.closed == 1
+    assert {r.step for r in sink.records} == set(range(D))
