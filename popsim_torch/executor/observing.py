@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -17,23 +16,19 @@ from popsim_torch.errors import Error, RecordError, UsageAttributeError, UsageVa
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.observed import Condition, Observer
+from popsim_torch.executor.record_threads import start_reading
+from popsim_torch.executor.recording import ProgramRecorder
 from popsim_torch.executor.table import table
-from popsim_torch.ir import Phase
 from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.observe.sinks import SafeSink
 from popsim_torch.records import RunWriter
 from popsim_torch.statistics import Counts, Fingerprint, Moments, Request, Sample
-from popsim_torch.tensors import TensorInfo
 from popsim_torch.tensors.selections import Select
 
 __all__ = ["ObservedTensors", "Observing"]
 
 _KEPT = 256 * 2**20
 """The size of the records that wait for ``observations()`` (bytes); the oldest ones are dropped."""
-_SECONDS = 0.05
-"""The time between two looks of the reader."""
-_GIVEN = ("input", "weight", "hyper-parameter")
-"""The kinds of tensors that a device iteration does not compute."""
 _OF_RUNS: tuple[Request, ...] = (Moments(), Counts(), Fingerprint(), Sample())
 
 
@@ -87,7 +82,7 @@ class Observing:
     def __init__(self, device: DeviceProgram, inspection: Inspection) -> None:
         self._device = device
         self._inspection = inspection
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._kept: deque[tuple[list[Record], int]] = deque()
         self._num_kept = 0  # bytes
         self._num_lost = 0
@@ -126,8 +121,8 @@ class Observing:
             Error: The options observe nothing.
         """
         self._require("observations")
-        with self._lock:
-            self._look()
+        with self.lock:
+            self.look()
             found = [record for records, _ in self._kept for record in records]
             self._kept.clear()
             self._num_kept = 0
@@ -152,15 +147,15 @@ class Observing:
 
     def _add(self, safe: SafeSink) -> None:
         self._require("add_sink")
-        with self._lock:
-            self._look()
+        with self.lock:
+            self.look()
             self._sinks.append(safe)
             self._start()
 
     def close_sinks(self) -> None:
         """Pass on what the sinks have not got yet, and close them; there are none afterwards."""
-        with self._lock:
-            self._look()
+        with self.lock:
+            self.look()
             sinks, self._sinks = self._sinks, []
         if self._observer is None or not self._observer.conditions:
             self._stop.set()
@@ -206,7 +201,7 @@ class Observing:
         except UsageAttributeError as error:
             raise UsageValueError(error.message) from None
         writer = RunWriter(path, max_bytes=max_bytes, meta=meta)
-        self._add(SafeSink(_Described(writer, self._inspection), f"RunWriter({str(path)!r})"))
+        self._add(SafeSink(ProgramRecorder(writer, self._inspection), f"RunWriter({str(path)!r})"))
         return writer
 
     def begin(self) -> None:
@@ -226,14 +221,19 @@ class Observing:
 
     def finish(self) -> None:
         """Take what is left before the program goes, and complete the recorded runs."""
-        with self._lock:
-            self._look()
+        with self.lock:
+            self.look()
             self._observer = None
-            runs = [one for one in self._sinks if isinstance(one.sink, _Described)]
+            runs = [one for one in self._sinks if isinstance(one.sink, ProgramRecorder)]
             self._sinks = [one for one in self._sinks if one not in runs]
         for one in runs:
             one.close()
         self._completed += [one.name for one in runs]
+
+    def leave_to_parent(self) -> None:
+        """Forget sinks and thread, which belong to the parent of this process."""
+        self._sinks.clear()
+        self._thread = None
 
     def __del__(self) -> None:
         # Nobody else passes on what is left.
@@ -247,7 +247,7 @@ class Observing:
                 "is wrapped."
             )
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Take what has come, and pass it on."""
         # The garbage collector may let the executor go in the middle of it, and a sink may ask for
         # records.
@@ -312,14 +312,7 @@ class Observing:
         if self._thread is not None and self._thread.is_alive() and not self._stop.is_set():
             return
         self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=_read,
-            args=(weakref.ref(self), self._stop),
-            name="popsim_torch records",
-            daemon=True,
-        )
-        self._thread.start()
-        _close_at_exit(self)
+        self._thread = start_reading(self, self._stop)
 
 
 def _text_of(record: Record) -> str:
@@ -334,95 +327,3 @@ def _text_of(record: Record) -> str:
         f"Options.observe: '{record.name}' met the condition `when` in device iteration "
         f"{record.step}{place}: {numbers}. The model can be called again."
     )
-
-
-class _Described:
-    """A writer that is told what tensors are, once they are known."""
-
-    def __init__(self, writer: RunWriter, inspection: Inspection) -> None:
-        self._writer = writer
-        self._inspection = inspection
-        self._is_described = False
-
-    def write_records(self, records: Sequence[Record]) -> None:
-        """Pass records on."""
-        if not self._is_described:
-            self._is_described = True
-            self._writer.describe(self._in_order())
-        # An iteration that Options.watch ended may be called again.
-        self._writer.write_records(records, replace=True)
-
-    def _in_order(self) -> list[TensorInfo]:
-        """Return the tensors in the order in which a difference of two runs spreads."""
-        infos = {one.name: one for one in self._inspection.names()}
-        given = [one.name for one in infos.values() if one.kind in _GIVEN]
-        observer = self._inspection.compiled.observer
-        blocks = () if observer is None else observer.blocks
-        # What forward computes of weights alone is observed where weights are, in the update.
-        for block in blocks:
-            if block.phase == Phase.UPDATE:
-                names = [one.name for one in block.tensors]
-                given += [name for name in names if infos[name].phase == "forward"]
-        made = [one.name for block in blocks for one in block.tensors]
-        return [infos[name] for name in dict.fromkeys([*given, *made, *infos])]
-
-    def close(self) -> None:
-        """Close the writer."""
-        self._writer.close()
-
-
-def _read(reader: weakref.ref[Observing], stop: threading.Event) -> None:
-    """Look again and again, until it is told to stop or the executor is gone."""
-    while not stop.wait(_SECONDS):
-        observing = reader()
-        if observing is None:
-            return
-        try:
-            with observing._lock:
-                if not stop.is_set():
-                    observing._look()
-        except Exception:  # the thread of a reader must not end without a word
-            logs.python.exception("The reader of statistics failed; no more records come.")
-            return
-        del observing
-
-
-_open: weakref.WeakSet[Observing] = weakref.WeakSet()
-_held: list[Observing] = []  # while the process forks
-
-
-def _close_at_exit(observing: Observing) -> None:
-    if not _open:
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
-    _open.add(observing)
-
-
-def _close_all() -> None:
-    for observing in list(_open):
-        observing.close_sinks()
-
-
-def _hold() -> None:
-    """Let no reader be in the middle of something when the process forks."""
-    _held.extend(_open)
-    for observing in _held:
-        observing._lock.acquire()
-
-
-def _let_go() -> None:
-    for observing in _held:
-        observing._lock.release()
-    _held.clear()
-
-
-def _leave_to_parent() -> None:
-    """In a child: sinks and their thread belong to the parent."""
-    for observing in _held:
-        observing._sinks.clear()
-        observing._thread = None
-    _let_go()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_leave_to_parent)
