@@ -163,8 +163,8 @@ def main() -> None:
             *("case", "every step", "every 16th", "every k-th", "k", "fingerprints", "watch"),
             *("eager hooks", "eager anomalies", "eager / every step"),
         ],
-        "k is what a budget of 2 % chose. Targets: every 16th and k-th 2 %, fingerprints 12 %, watch "
-        "2 % (MLP 32) and 0.5 %, last column above 1.",
+        "k is what a budget of 2 % chose. Targets: every 16th and k-th 2 %, fingerprints 12 %, "
+        "watch 2 % (MLP 32) and 0.5 %, last column above 1.",
     )
     for case, seconds, runs in rows:
         budget = runs["budget 2 %"]
