@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from popsim_torch.errors import Error
-from popsim_torch.executor.replay import Iteration, Replayer
+from popsim_torch.executor.replay import Replayer
 from popsim_torch.files.capsule import Capsule, read_capsule
 from popsim_torch.verdict import Verdict
 
@@ -34,18 +34,8 @@ def replay(path: str | os.PathLike[str]) -> Verdict:
 
 
 def _repeated(capsule: Capsule) -> Verdict:
-    iteration = Iteration(
-        capsule.program,
-        capsule.run,
-        capsule.training,
-        capsule.variables,
-        capsule.inputs,
-        capsule.seed,
-        capsule.step,
-        capsule.number,
-    )
-    replayer = Replayer(capsule.program, capsule.run, training=capsule.training)
-    return replayer.verdict(iteration)
+    one = capsule.iteration
+    return Replayer(one.program, one.run, training=one.training).verdict(one)
 
 
 def replay_command(arguments: Sequence[str]) -> int:

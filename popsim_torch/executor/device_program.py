@@ -23,6 +23,7 @@ from popsim_torch.executor.joining import check_replicas, join, share_random_sta
 from popsim_torch.executor.report import promise_report
 from popsim_torch.executor.watch import NumberWatcher
 from popsim_torch.executor.weight_sync import WeightSync
+from popsim_torch.feeds.runs import was_stopped
 from popsim_torch.options import Options
 from popsim_torch.private_torch.optimizers import note_step
 from popsim_torch.processes.exchange import ExchangeParts
@@ -254,7 +255,7 @@ class DeviceProgram:
             message = str(error)
             return self.use(lambda: self._caught(compiled, inputs, message))
         except _native.ERRORS as error:
-            raise (self._take_alarm() or _native.translated(error)) from error
+            raise self._failure(error) from error
         self._note_run(compiled)
         return results
 
@@ -282,6 +283,11 @@ class DeviceProgram:
         if self.compiled is not None:
             self.compiled.executable.stop()
 
+    def _failure(self, error: Exception) -> Exception:
+        """Return the error of a run: the alarm, if it has stopped the run."""
+        stopped = was_stopped(str(error))
+        return (self._take_alarm() if stopped else None) or _native.translated(error)
+
     def _take_alarm(self) -> Error | None:
         alarm, self.alarm = self.alarm, None
         return alarm
@@ -308,7 +314,7 @@ class DeviceProgram:
             try:
                 result = work()
             except _native.ERRORS as error:
-                raise (self._take_alarm() or _native.translated(error)) from error
+                raise self._failure(error) from error
         self._note_run(compiled)
         return result
 

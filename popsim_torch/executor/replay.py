@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -16,13 +16,14 @@ from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.number_trace import Origin, find_origin, op_at
+from popsim_torch.files.capsule import Iteration
 from popsim_torch.ir import Graph, Op, Program, Role, RunSettings, Tensor, TensorKind, graphs
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.passes.check_numbers import watched_tensors
 from popsim_torch.passes.op_table import op_table
 from popsim_torch.verdict import OperandNumbers, Verdict
 
-__all__ = ["Iteration", "Replayer", "iteration_of_failed_run", "unknown_verdict"]
+__all__ = ["Replayer", "iteration_of_failed_run", "unknown_verdict"]
 
 _ROLES = {
     Role.PARAMETER: "parameter",
@@ -31,31 +32,6 @@ _ROLES = {
     Role.ACCUMULATOR: "state",
     Role.HYPER_PARAMETER: "hyper-parameter",
 }
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """All that repeats a device iteration; in inference, a call.
-
-    Attributes:
-        program: The program, before it is fitted to a host.
-        run: How it runs; with one device iteration, if it trains.
-        training: Whether it trains.
-        variables: The value of each variable before the iteration, by tensor id.
-        inputs: The inputs of the iteration, with all micro-batches along the first axis.
-        seed: The seed of the random numbers.
-        step: The number of micro-batches begun before.
-        number: The number of the device iteration over all calls, from 0.
-    """
-
-    program: Program
-    run: RunSettings
-    training: bool
-    variables: dict[int, torch.Tensor]
-    inputs: list[torch.Tensor]
-    seed: int
-    step: int
-    number: int
 
 
 def iteration_of_failed_run(compiled: CompiledModel, inputs: Sequence[torch.Tensor]) -> Iteration:

@@ -11,13 +11,8 @@ import torch
 from popsim_torch import _native, logs
 from popsim_torch.errors import BadNumberError, Error
 from popsim_torch.executor.compiled_model import CompiledModel
-from popsim_torch.executor.replay import (
-    Iteration,
-    Replayer,
-    iteration_of_failed_run,
-    unknown_verdict,
-)
-from popsim_torch.files.capsule import Capsule, write_capsule
+from popsim_torch.executor.replay import Replayer, iteration_of_failed_run, unknown_verdict
+from popsim_torch.files.capsule import Capsule, Iteration, write_capsule
 from popsim_torch.files.operators import foreign_operators
 from popsim_torch.options.watching import NumberWatching
 from popsim_torch.processes.exchange import ExchangeParts
@@ -109,10 +104,9 @@ class NumberWatcher:
         path = Path(self._watching.capsule)
         if path.suffix != _SUFFIX:
             path = path / f"{self._name}_{iteration.number}{_SUFFIX}"
-        values = {one.name: getattr(iteration, one.name) for one in dataclasses.fields(iteration)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_capsule(path, Capsule(**values, verdict=str(verdict)))
+            write_capsule(path, Capsule(iteration, str(verdict)))
         except (Error, OSError) as error:
             problem = error.message if isinstance(error, Error) else error
             logs.python.warning("Options.watch: the capsule is not written: %s", problem)

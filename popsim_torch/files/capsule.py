@@ -16,25 +16,24 @@ from popsim_torch.files.parts import pack, unpack
 from popsim_torch.files.program import pack_program, unpack_program
 from popsim_torch.ir import Program, RunSettings, TensorKind
 
-__all__ = ["Capsule", "read_capsule", "write_capsule"]
+__all__ = ["Capsule", "Iteration", "read_capsule", "write_capsule"]
 
 _CONTENT = "a device iteration"
 
 
 @dataclass(frozen=True)
-class Capsule:
-    """The content of a capsule.
+class Iteration:
+    """All that repeats a device iteration; in inference, a call.
 
     Attributes:
         program: The program, before it is fitted to a host.
-        run: How it runs.
+        run: How it runs; with one device iteration, if it trains.
         training: Whether it trains.
         variables: The value of each variable before the iteration, by tensor id.
-        inputs: The inputs of the iteration.
+        inputs: The inputs of the iteration, with all micro-batches along the first axis.
         seed: The seed of the random numbers.
         step: The number of micro-batches begun before.
-        number: The number of the device iteration, from 0.
-        verdict: The text of the verdict when the file was written.
+        number: The number of the device iteration over all calls, from 0.
     """
 
     program: Program
@@ -45,6 +44,18 @@ class Capsule:
     seed: int
     step: int
     number: int
+
+
+@dataclass(frozen=True)
+class Capsule:
+    """The content of a capsule.
+
+    Attributes:
+        iteration: The device iteration.
+        verdict: The text of the verdict when the file was written.
+    """
+
+    iteration: Iteration
     verdict: str
 
 
@@ -58,12 +69,13 @@ def write_capsule(path: Path, capsule: Capsule) -> None:
     Raises:
         Error: The file cannot be written.
     """
-    facts = (capsule.run, capsule.training, capsule.seed, capsule.step, capsule.number)
+    one = capsule.iteration
+    facts = (one.run, one.training, one.seed, one.step, one.number)
     sections = {
-        **pack_program(capsule.program),
+        **pack_program(one.program),
         **pack("facts", facts, "The settings of the run"),
-        **pack("variables", capsule.variables, "The variables"),
-        **pack("inputs", capsule.inputs, "The inputs"),
+        **pack("variables", one.variables, "The variables"),
+        **pack("inputs", one.inputs, "The inputs"),
         **pack("verdict", capsule.verdict, "The verdict"),
     }
     write_sections(path, _CONTENT, sections)
@@ -100,7 +112,8 @@ def _unpacked(sections: Mapping[str, bytes]) -> Capsule:
     verdict = unpack(sections, "verdict")
     if not isinstance(verdict, str):
         raise ValueError("its verdict is none")
-    return Capsule(program, run, training, variables, inputs, seed, step, number, verdict)
+    iteration = Iteration(program, run, training, variables, inputs, seed, step, number)
+    return Capsule(iteration, verdict)
 
 
 def _check_values(program: Program, variables: object, inputs: object) -> None:

@@ -55,8 +55,6 @@ class Record:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Record) and self._parts() == other._parts()
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         names = ("name", "step", "micro_batch", "replica", "statistics")
         parts = (f"{name}={part!r}" for name, part in zip(names, self._parts(), strict=True))
