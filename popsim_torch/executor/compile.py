@@ -38,7 +38,7 @@ from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
 from popsim_torch.executor.replicas import check_buffers, check_enqueues
 from popsim_torch.executor.updates import check_steps
-from popsim_torch.executor.watching import check_observing, check_watching
+from popsim_torch.executor.watching import check_watching
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -126,7 +126,6 @@ def check_request(c: Compilation) -> None:
     check_back_end(c.request.options)
     is_loop = c.request.body is not None
     check_watching(c.request.options, is_loop=is_loop)
-    check_observing(c.request.options, is_loop=is_loop)
     check_traceable(c.request.module)
     c.numerics = Numerics.of(c.request.options)
 

@@ -96,9 +96,11 @@ class DeviceProgram:
         self.warned: set[str] = set()
         self.replica_groups: dict[str, tuple[int, ...]] = {}
         self.alarm: Error | None = None  # ends the next run
-        # Called when the program comes, and before it goes.
-        self.after_take: Callable[[], object] = lambda: None
-        self.before_release: Callable[[], object] = lambda: None
+        # Called when a program comes, and before it goes.
+        self.after_take: Callable[[DeviceProgram], object] = lambda device: None
+        self.before_release: Callable[[DeviceProgram], object] = lambda device: None
+        # Called at the end of each run, if conditions depend on its statistics; may call ``ring``.
+        self.judge: Callable[[], object] | None = None
         self._fixed = fixed
         self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
         self._watcher: NumberWatcher | None = None  # since the first bad number
@@ -171,7 +173,7 @@ class DeviceProgram:
         self._report = promise_report(self, compiled, self.options)
         self.weights.attach(state)
         self.ready = compiled if self.connection.attached else None
-        self.after_take()
+        self.after_take(self)
         return state
 
     def attach(self) -> CompiledModel:
@@ -246,7 +248,12 @@ class DeviceProgram:
         """
         compiled = self.compiled
         assert compiled is not None
-        if compiled.queues is not None or self.channel.is_shown or self.alarm is not None:
+        if (
+            compiled.queues is not None
+            or self.channel.is_shown
+            or self.alarm is not None
+            or self.judge is not None
+        ):
             return self.use(lambda: self._run_watched(compiled, inputs))
         # The fast path of most calls: do not add work here.
         try:
@@ -316,6 +323,10 @@ class DeviceProgram:
             except _native.ERRORS as error:
                 raise self._failure(error) from error
         self._note_run(compiled)
+        if self.judge is not None:
+            self.judge()
+            if (alarm := self._take_alarm()) is not None:
+                raise alarm
         return result
 
     def _note_run(self, compiled: CompiledModel) -> None:
@@ -355,7 +366,7 @@ class DeviceProgram:
 
     def release(self) -> None:
         """Release program and device; the caller has already fetched what it needs."""
-        self.before_release()
+        self.before_release(self)
         if self._report is not None:
             self._report()
         self._leave(self.state)

@@ -85,7 +85,8 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         self._copies = WeightCopies(device, self._use, self._user_model)
         self._timing = Timing(device, training=training)
         self._inspection = Inspection(device)
-        self._observing = Observing(device, self._inspection)
+        self._observing = Observing(options)
+        self._observing.join(device)
         self._view = PipelineView(device)
         self._life = LifeCycle(
             device, self._user_model, self._use, self._random, self._copies, self._timing, settings

@@ -1,4 +1,4 @@
-"""The executor's methods for statistics that its program computes: reading and passing them on."""
+"""The methods for statistics that programs compute: reading them, and passing them on."""
 
 from __future__ import annotations
 
@@ -7,26 +7,29 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec
 
 from popsim_torch import logs
 from popsim_torch.errors import Error, RecordError, UsageAttributeError, UsageValueError
+from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
-from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.observed import Condition, Observer
 from popsim_torch.executor.record_threads import start_reading
 from popsim_torch.executor.recording import ProgramRecorder
 from popsim_torch.executor.table import table
 from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.observe.sinks import SafeSink
+from popsim_torch.options import Options
 from popsim_torch.records import RunWriter
 from popsim_torch.statistics import Counts, Fingerprint, Moments, Request, Sample
 from popsim_torch.tensors.selections import Select
 
 __all__ = ["ObservedTensors", "Observing"]
 
+P = ParamSpec("P")
 _KEPT = 256 * 2**20
 """The size of the records that wait for ``observations()`` (bytes); the oldest ones are dropped."""
 _OF_RUNS: tuple[Request, ...] = (Moments(), Counts(), Fingerprint(), Sample())
@@ -56,13 +59,13 @@ class ObservedTensors:
         return table(("Name", "Statistics"), rows) + "\n" + end
 
 
-def _weak_call(method: weakref.WeakMethod[Callable[[], None]]) -> Callable[[], None]:
+def _weak_call(method: weakref.WeakMethod[Callable[P, None]]) -> Callable[P, None]:
     """Return a function that calls a method if its object is still there."""
 
-    def call() -> None:
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
         found = method()
         if found is not None:
-            found()
+            found(*args, **kwargs)
 
     return call
 
@@ -71,45 +74,74 @@ def _words(request: Request) -> str:
     return repr(request).removesuffix("()")
 
 
-class Observing:
-    """The part of an executor that gives what its program observes.
+@dataclass(eq=False)
+class _Program:
+    """A program on the device.
 
-    Args:
-        device: The program.
-        inspection: The part that knows the names of tensors.
+    Attributes:
+        device: Runs it.
+        compiled: The program.
+        failed: The conditions that were met, or raised an exception.
     """
 
-    def __init__(self, device: DeviceProgram, inspection: Inspection) -> None:
-        self._device = device
-        self._inspection = inspection
+    device: DeviceProgram
+    compiled: CompiledModel
+    failed: set[Condition] = field(default_factory=set)
+
+    @property
+    def observer(self) -> Observer | None:
+        """Reads the statistics that the program computes; None if it computes none."""
+        return self.compiled.observer
+
+
+class Observing:
+    """Gives what one or several programs observe.
+
+    Args:
+        options: The options of all the programs.
+
+    Attributes:
+        options: As given.
+        lock: Held while records are read.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
         self.lock = threading.RLock()
+        self._programs: list[_Program] = []
         self._kept: deque[tuple[list[Record], int]] = deque()
         self._num_kept = 0  # bytes
         self._num_lost = 0
         self._looks = False
         self._sinks: list[SafeSink] = []
         self._completed: list[str] = []  # the names of runs that ended with a program
-        self._observer: Observer | None = None
-        self._failed: set[Condition] = set()  # those that were met, or raised an exception
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        # A weak reference: an executor without references is freed at once.
-        device.after_take = _weak_call(weakref.WeakMethod(self.begin))
-        device.before_release = _weak_call(weakref.WeakMethod(self.finish))
+
+    def join(self, device: DeviceProgram) -> None:
+        """Observe all programs that a device program takes from now on."""
+        # Weak references: an executor without references is freed at once.
+        device.after_take = _weak_call(weakref.WeakMethod(self._begin))
+        device.before_release = _weak_call(weakref.WeakMethod(self._finish))
 
     def observing(self) -> ObservedTensors:
         """Return which tensors the compiled model observes, and how often.
 
         Raises:
-            Error: The model is not compiled.
+            Error: Nothing is compiled.
         """
-        compiled = self._device.require_compiled("observing")
-        observer = compiled.observer
-        if observer is None:
-            return ObservedTensors({}, None, 0)
-        requests = {one.name: one.requests for block in observer.blocks for one in block.tensors}
-        every = compiled.executable.observed_every
-        return ObservedTensors(requests, every or None, observer.dropped + self._num_lost)
+        if not self._programs:
+            raise Error(
+                "observing: the model has not been compiled or has been destroyed. Call it first."
+            )
+        requests, every, dropped = {}, None, self._num_lost
+        for program in self._programs:
+            if program.observer is not None:
+                blocks = program.observer.blocks
+                requests.update({one.name: one.requests for b in blocks for one in b.tensors})
+                every = program.compiled.executable.observed_every
+                dropped += program.observer.dropped
+        return ObservedTensors(requests, every or None, dropped)
 
     def observations(self) -> list[Record]:
         """Return the records that ``Options.observe`` asked for, as far as they have come.
@@ -143,10 +175,10 @@ class Observing:
             UsageTypeError: It is something else.
             Error: The options observe nothing.
         """
-        self._add(SafeSink(sink))
+        self._add(SafeSink(sink), "add_sink")
 
-    def _add(self, safe: SafeSink) -> None:
-        self._require("add_sink")
+    def _add(self, safe: SafeSink, what: str) -> None:
+        self._require(what)
         with self.lock:
             self.look()
             self._sinks.append(safe)
@@ -154,13 +186,36 @@ class Observing:
 
     def close_sinks(self) -> None:
         """Pass on what the sinks have not got yet, and close them; there are none afterwards."""
+        self._close(list(self._sinks))
+
+    def _close(self, sinks: Sequence[SafeSink]) -> None:
+        """Pass on what some sinks have not got yet, and close them."""
         with self.lock:
             self.look()
-            sinks, self._sinks = self._sinks, []
-        if self._observer is None or not self._observer.conditions:
-            self._stop.set()
+            self._sinks = [one for one in self._sinks if one not in sinks]
+            if not self._sinks and not self._has_conditions:
+                self._stop.set()
         for sink in sinks:
             sink.close()
+
+    @contextmanager
+    def passing_on(self, what: str, sinks: Sequence[RecordSink]) -> Iterator[None]:
+        """Pass records on to some sinks in this scope, and close them at its end.
+
+        Args:
+            what: The function whose argument they are, for messages.
+            sinks: As for ``add_sink``.
+
+        Raises:
+            Error: The options observe nothing.
+        """
+        safe = [SafeSink(one) for one in sinks]
+        try:
+            for one in safe:
+                self._add(one, what)
+            yield
+        finally:
+            self._close(safe)
 
     def record(
         self,
@@ -191,44 +246,75 @@ class Observing:
         Raises:
             Error: The model is compiled already, or the folder cannot be written.
         """
-        if self._device.compiled is not None:
+        if self._programs:
             raise Error(
                 "record: the model is compiled already, and what it observes is a part of its "
                 "program. Call record before the first call, or model.destroy() first."
             )
         try:
-            self._device.options.observe(select, *(what or _OF_RUNS), every=every)
+            self.options.observe(select, *(what or _OF_RUNS), every=every)
         except UsageAttributeError as error:
             raise UsageValueError(error.message) from None
         writer = RunWriter(path, max_bytes=max_bytes, meta=meta)
-        self._add(SafeSink(ProgramRecorder(writer, self._inspection), f"RunWriter({str(path)!r})"))
+        self._add(SafeSink(ProgramRecorder(writer), f"RunWriter({str(path)!r})"), "record")
         return writer
 
-    def begin(self) -> None:
-        """Look at records from now on if conditions depend on them."""
-        for name in self._completed:
+    def _begin(self, device: DeviceProgram) -> None:
+        """Read the records of a program from now on."""
+        program = _Program(device, device.require_compiled("observe"))
+        device.judge = None
+        with self.lock:
+            self._programs.append(program)
+            if program.observer is None:
+                return
+            self._assign_runs(device)
+            if program.observer.conditions:
+                device.judge = _weak_call(weakref.WeakMethod(self._judge_run))
+                self._start()
+
+    def _assign_runs(self, device: DeviceProgram) -> None:
+        """Record a program in the folders that do not belong to another one."""
+        completed, self._completed = self._completed, []
+        for name in completed:
             logs.python.warning(
                 "%s was completed when the model left the device, and this program, whose steps "
                 "begin at 0 again, is not recorded. Call record with another folder before the "
                 "model is compiled again.",
                 name,
             )
-        self._completed.clear()
-        observer = self._device.require_compiled("observe").observer
-        if observer is not None and observer.conditions:
-            self._failed.clear()
-            self._start()
+        for safe in self._sinks:
+            recorder = _recorder(safe)
+            if recorder is None:
+                continue
+            if recorder.device is None:
+                recorder.device = device
+            else:
+                logs.python.warning(
+                    "%s records the program that was compiled first. This one, whose steps begin "
+                    "at 0 as well, is not recorded.",
+                    safe.name,
+                )
 
-    def finish(self) -> None:
-        """Take what is left before the program goes, and complete the recorded runs."""
+    @property
+    def _has_conditions(self) -> bool:
+        observers = [one.observer for one in self._programs]
+        return any(one is not None and one.conditions for one in observers)
+
+    def _finish(self, device: DeviceProgram) -> None:
+        """Take what is left before a program goes, and complete its recorded runs."""
         with self.lock:
             self.look()
-            self._observer = None
-            runs = [one for one in self._sinks if isinstance(one.sink, ProgramRecorder)]
+            self._programs = [one for one in self._programs if one.device is not device]
+            runs = [one for one in self._sinks if _is_run_of(one, device)]
             self._sinks = [one for one in self._sinks if one not in runs]
         for one in runs:
             one.close()
         self._completed += [one.name for one in runs]
+
+    def _judge_run(self) -> None:
+        """Look at the last records of a run."""
+        with self.lock:
+            self.look()
 
     def leave_to_parent(self) -> None:
         """Forget sinks and thread, which belong to the parent of this process."""
@@ -241,7 +327,7 @@ class Observing:
             self.close_sinks()
 
     def _require(self, what: str) -> None:
-        if not self._device.options._observations:
+        if not self.options._observations:
             raise Error(
                 f"{what}: the options observe nothing. Call options.observe('*') before the model "
                 "is wrapped."
@@ -260,43 +346,19 @@ class Observing:
             self._looks = False
 
     def _pass_on(self) -> None:
-        compiled = self._device.compiled
-        observer = None if compiled is None else compiled.observer
-        for one in dict.fromkeys((self._observer, observer)):
-            records, num_bytes = ([], 0) if one is None else one.take()
+        for program in list(self._programs):
+            observer = program.observer
+            records, num_bytes = ([], 0) if observer is None else observer.take()
             if not records:
                 continue
-            assert one is not None
+            assert observer is not None
             self._keep(records, num_bytes)
-            self._judge(one, records)
+            _judge(program, observer, records)
             for sink in self._sinks:
-                sink.write_records(records)
-                if one.dropped:
-                    sink.records_dropped(one.dropped)
-        self._observer = observer
-
-    def _judge(self, observer: Observer, records: Sequence[Record]) -> None:
-        """Look for records that meet a condition."""
-        for condition in observer.conditions:
-            for record in records:
-                if record.name not in condition.names or condition in self._failed:
-                    continue
-                try:
-                    if not condition.when(record):
-                        continue
-                    if condition.then is not None:
-                        condition.then(record)
-                        continue
-                except Exception as error:
-                    self._failed.add(condition)
-                    logs.python.warning(
-                        "Options.observe: when or then failed and is called no more: %s: %s. The "
-                        "model keeps running.",
-                        *(type(error).__name__, error),
-                    )
-                    continue
-                self._failed.add(condition)
-                self._device.ring(RecordError(_text_of(record), record))
+                if _recorder(sink) is None or _is_run_of(sink, program.device):
+                    sink.write_records(records)
+                    if observer.dropped:
+                        sink.records_dropped(observer.dropped)
 
     def _keep(self, records: list[Record], num_bytes: int) -> None:
         """Keep records for ``observations()``, and drop the oldest ones if they are too many."""
@@ -313,6 +375,41 @@ class Observing:
             return
         self._stop = threading.Event()
         self._thread = start_reading(self, self._stop)
+
+
+def _recorder(safe: SafeSink) -> ProgramRecorder | None:
+    """Return the recorder that a sink is; None for other sinks."""
+    return safe.sink if isinstance(safe.sink, ProgramRecorder) else None
+
+
+def _is_run_of(safe: SafeSink, device: DeviceProgram) -> bool:
+    """Return whether a sink is the recorded run of a program."""
+    recorder = _recorder(safe)
+    return recorder is not None and recorder.device is device
+
+
+def _judge(program: _Program, observer: Observer, records: Sequence[Record]) -> None:
+    """Look for records that meet a condition."""
+    for condition in observer.conditions:
+        for record in records:
+            if record.name not in condition.names or condition in program.failed:
+                continue
+            try:
+                if not condition.when(record):
+                    continue
+                if condition.then is not None:
+                    condition.then(record)
+                    continue
+            except Exception as error:
+                program.failed.add(condition)
+                logs.python.warning(
+                    "Options.observe: when or then failed and is called no more: %s: %s. The "
+                    "model keeps running.",
+                    *(type(error).__name__, error),
+                )
+                continue
+            program.failed.add(condition)
+            program.device.ring(RecordError(_text_of(record), record))
 
 
 def _text_of(record: Record) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.ir import Phase
 from popsim_torch.observe.record import Record
@@ -21,12 +22,14 @@ class ProgramRecorder:
 
     Args:
         writer: Writes the run.
-        inspection: Knows the tensors.
+
+    Attributes:
+        device: The program that it records; None until there is one.
     """
 
-    def __init__(self, writer: RunWriter, inspection: Inspection) -> None:
+    def __init__(self, writer: RunWriter) -> None:
+        self.device: DeviceProgram | None = None
         self._writer = writer
-        self._inspection = inspection
         self._is_described = False
 
     def write_records(self, records: Sequence[Record]) -> None:
@@ -39,9 +42,11 @@ class ProgramRecorder:
 
     def _in_order(self) -> list[TensorInfo]:
         """Return the tensors in the order in which a difference of two runs spreads."""
-        infos = {one.name: one for one in self._inspection.names()}
+        assert self.device is not None
+        inspection = Inspection(self.device)
+        infos = {one.name: one for one in inspection.names()}
         given = [one.name for one in infos.values() if one.kind in _GIVEN]
-        observer = self._inspection.compiled.observer
+        observer = inspection.compiled.observer
         blocks = () if observer is None else observer.blocks
         # What forward computes of weights alone is observed where weights are, in the update.
         for block in blocks:

@@ -1,11 +1,11 @@
-"""Where numbers can be watched, and tensors observed."""
+"""Where numbers can be watched."""
 
 from __future__ import annotations
 
 from popsim_torch.errors import not_supported_yet
 from popsim_torch.options import Options
 
-__all__ = ["check_observing", "check_watching"]
+__all__ = ["check_watching"]
 
 
 def check_watching(options: Options, *, is_loop: bool) -> None:
@@ -31,23 +31,4 @@ def check_watching(options: Options, *, is_loop: bool) -> None:
             "Options.watch",
             "training in several processes",
             "Watch in a run of one process, or use Precision.enableFloatingPointExceptions.",
-        )
-
-
-def check_observing(options: Options, *, is_loop: bool) -> None:
-    """Refuse to observe where no executor would give the records.
-
-    Args:
-        options: The options of the program.
-        is_loop: Whether it is a loop of a function.
-
-    Raises:
-        Error: It is such a program.
-    """
-    if options._observations and is_loop:
-        raise not_supported_yet(
-            "Options.observe",
-            "a loop of poptorch.function, pipeline or fit",
-            "Use poptorch.OutfeedOptimizer and poptorch.MaybeOutfeedQueue there, or call a "
-            "trainingModel in a loop.",
         )

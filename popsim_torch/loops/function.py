@@ -18,6 +18,8 @@ from typing_extensions import ParamSpec, TypeVar
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
+from popsim_torch.executor.exposed import exposed
+from popsim_torch.executor.observing import Observing
 from popsim_torch.executor.reach import Reach, reach
 from popsim_torch.executor.tracebacks import shortened
 from popsim_torch.feeds.runs import Running
@@ -32,6 +34,7 @@ from popsim_torch.loops.schedules import without_schedulers
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
+from popsim_torch.records import RunWriter
 from popsim_torch.shared_scope import SharedScope
 from popsim_torch.tables import Described
 from popsim_torch.trace.adaptations import eager_stance
@@ -95,6 +98,7 @@ class Recording:
         structure: The structure of the result.
         modules: All modules that the loops can use.
         kinds: The modes, layers and parameters of the modules.
+        observing: Gives what its loops observe.
         told: Tells the queues that the function may feed when it runs.
         surroundings: The settings of PyTorch at the call.
         settings: The settings of what is recorded (``poptorch.pipeline``), besides those of models.
@@ -103,6 +107,7 @@ class Recording:
     """
 
     options: Options
+    observing: Observing
     reach: Reach
     iterators: Sequence[Iterator[Any]]
     fed: ArgumentIterators
@@ -219,9 +224,15 @@ class Function(Described, Generic[P, R]):
     Args:
         python_function: The user's function.
         options: The options of all its loops; the loops have their own counts of iterations.
+        observing: Gives what the loops observe; None for an object of its own.
     """
 
-    def __init__(self, python_function: Callable[P, R], options: Options | None = None) -> None:
+    def __init__(
+        self,
+        python_function: Callable[P, R],
+        options: Options | None = None,
+        observing: Observing | None = None,
+    ) -> None:
         if not callable(python_function):
             raise Error(
                 f"poptorch.function: needs a function, got {type(python_function).__name__}."
@@ -234,6 +245,7 @@ class Function(Described, Generic[P, R]):
         functools.update_wrapper(self, python_function)
         self._function = python_function
         self._options = Options() if options is None else options
+        self._observing = Observing(self._options) if observing is None else observing
         self._recordings: list[tuple[list[Any], TreeSpec, Recording]] = []
         self._renew_lock()
         _living.add(self)
@@ -277,6 +289,19 @@ class Function(Described, Generic[P, R]):
         if self._being_recorded is not None:
             found.append(self._being_recorded)
         return [program for one in found for program in one.programs]
+
+    observing = exposed("_observing", Observing.observing)
+    observations = exposed("_observing", Observing.observations)
+    add_sink = exposed("_observing", Observing.add_sink)
+    close_sinks = exposed("_observing", Observing.close_sinks)
+
+    @functools.wraps(Observing.record)
+    def record(self, *args: Any, **kwargs: Any) -> RunWriter:
+        """Record the first loop that is compiled, see ``Observing.record``."""
+        if not self.programs:
+            # Other functions may have the same options.
+            self._options = self._observing.options = self._options.clone()
+        return self._observing.record(*args, **kwargs)
 
     def stop(self) -> bool:
         """End the running loop, from another thread; return whether there is one."""
@@ -352,7 +377,8 @@ class Function(Described, Generic[P, R]):
         found = reach([self._function], _STEPS_TO_BODY)
         lasting = [*found.iterators, *reach(leaves, _STEPS_TO_BODY).iterators]
         fed = ArgumentIterators(iterators)
-        new = Recording(self._options, found, lasting, fed, RecordedTensors(tensors))
+        known_tensors = RecordedTensors(tensors)
+        new = Recording(self._options, self._observing, found, lasting, fed, known_tensors)
         with new.told, fed.bound(iterators):
             result = self._record(new, args, kwargs)
         if fed.moved_on_host or any(one is leaf for one in iterators for leaf in new.result):

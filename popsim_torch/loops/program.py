@@ -19,6 +19,7 @@ from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.inspection import Inspection
+from popsim_torch.executor.observing import Observing
 from popsim_torch.executor.pipeline_view import PipelineView
 from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.tensor_details import TensorNames
@@ -44,18 +45,26 @@ class DeviceLoopProgram:
     Args:
         body: The body of the loop.
         request: The body with the number of iterations, and the sources of inputs.
+        observing: Gives what the program observes; None if nobody asks.
 
     Raises:
         Error: The body cannot be compiled.
         UnknownObject: The body uses an object that ``body`` does not have.
     """
 
-    def __init__(self, body: DeviceLoopBody, request: DeviceLoopRequest) -> None:
+    def __init__(
+        self,
+        body: DeviceLoopBody,
+        request: DeviceLoopRequest,
+        observing: Observing | None = None,
+    ) -> None:
         self._body = body
         self._device = DeviceProgram(body, request.options, request.channel, fixed=True)
         self._inspection = Inspection(self._device, is_loop=True)
         self._view = PipelineView(self._device)
         self._starvation = Starvation(request.infeeds)
+        if observing is not None:
+            observing.join(self._device)
         self._take(self._device.compile(request))
 
     getTensorNames = cast(TensorNames, exposed("_inspection", Inspection.getTensorNames))

@@ -276,6 +276,7 @@ def _settings_of_question(settings: DeviceLoopSettings) -> DeviceLoopSettings:
     """Return the settings of a program that computes the condition of a loop once."""
     options = settings.options.clone()
     options.anchored_tensors.clear()
+    options._observations.clear()
     return replace(settings, options=options, owned=(), iterations=1, takes_models=False)
 
 
@@ -297,7 +298,7 @@ def _compile(
             plan = plan or settings.guess(found)
             body, request = _request(call, captured, found, settings, plan, condition, iterators)
             try:
-                return DeviceLoopProgram(body, request)
+                return DeviceLoopProgram(body, request, owner.observing)
             except OtherUse as other:
                 plan = settings.plan(other.use)
             except UnknownObject as unknown:

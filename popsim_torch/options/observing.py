@@ -91,13 +91,12 @@ class ObservingOptions(OutputOptions):
             over: ``"micro_batch"`` for statistics of each micro-batch; ``"iteration"`` for those of
                 all micro-batches of a device iteration together, which have no samples, largest
                 values or fingerprints if there is more than one.
-            when: A function that is called with each ``Record``, on a thread of its own while the
-                model runs, and returns whether something is wrong:
-                ``lambda record: record.statistics.norm > 100``.
-            then: What happens the first time that something is wrong: ``"stop"`` ends the call that
-                runs at that moment, or the next one, with a ``RecordError``; a few device
-                iterations may have run in between. Or a function that is called with each such
-                record, on the same thread.
+            when: A function that is called with each ``Record`` and returns whether something is
+                wrong: ``lambda record: record.statistics.norm > 100``. A thread of its own calls it
+                while the model runs; the end of a call waits until it has seen all records of it.
+            then: What happens the first time that something is wrong: ``"stop"`` ends the call with
+                a ``RecordError``; a few device iterations may have run in between. Or a function
+                that is called with each such record.
 
         Returns:
             The options.

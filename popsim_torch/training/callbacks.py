@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from popsim_torch.errors import UsageTypeError, UsageValueError, closest_names
+from popsim_torch.observe.record import RecordSink
 
 __all__ = ["Callbacks"]
 
@@ -39,7 +40,10 @@ class Callbacks:
         function: The name of the caller, for messages.
         callbacks: One or several callbacks; each has at least one of ``on_epoch_begin(epoch)``,
             ``on_epoch_end(epoch, logs, anchors)``, ``on_batch_end(step, logs)`` and
-            ``on_fit_begin(model, optimizer)``.
+            ``on_fit_begin(model, optimizer)``, or is a sink of records.
+
+    Attributes:
+        sinks: The callbacks that are sinks of records.
 
     Raises:
         UsageTypeError: A callback has none of these methods, or others that are never called.
@@ -51,9 +55,12 @@ class Callbacks:
         self._methods: dict[str, list[Callable[..., Any]]] = {name: [] for name in _METHODS}
         self._function = function
         self._monitored: list[tuple[str, str]] = []
+        self.sinks: list[RecordSink] = []
         for callback in callbacks:
             found = [name for name in _METHODS if callable(getattr(callback, name, None))]
-            if not found or isinstance(callback, type):
+            if _is_sink(callback):
+                self.sinks.append(callback)
+            elif not found or isinstance(callback, type):
                 raise UsageTypeError(_no_callback(function, callback))
             _refuse_others(function, callback)
             for name in found:
@@ -105,6 +112,12 @@ class Callbacks:
     def _call(self, name: str, *arguments: Any) -> None:
         for method in self._methods[name]:
             method(*arguments[: _num_taken(method, len(arguments))])
+
+
+def _is_sink(callback: object) -> bool:
+    """Return whether an object takes records of statistics."""
+    methods = ("write_records", "close")
+    return not isinstance(callback, type) and all(hasattr(callback, one) for one in methods)
 
 
 def _no_callback(function: str, callback: object) -> str:

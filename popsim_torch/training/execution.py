@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import UsageTimeoutError, UsageValueError
+from popsim_torch.executor.observing import Observing
 from popsim_torch.feeds import InfeedQueue, OutfeedQueue
 from popsim_torch.loops import Function
 from popsim_torch.loops.repeat import LoopCall
@@ -36,6 +37,7 @@ class Execution:
         accumulation: The number of micro-batches per weight update; None if weights are not
             updated.
         options: The options of the program.
+        observing: Gives what it observes; None if nobody asks.
         steps_name: The caller's name for ``steps``, for messages.
 
     Attributes:
@@ -50,6 +52,7 @@ class Execution:
         steps: int,
         accumulation: int | None,
         options: Options,
+        observing: Observing | None = None,
         steps_name: str = "steps_per_execution",
     ) -> None:
         self._steps_name = steps_name
@@ -69,7 +72,7 @@ class Execution:
         def run() -> None:
             LoopCall(caller, step, [], infeed).run(iterations, accumulation, None)
 
-        self._function = Function(run, options)
+        self._function = Function(run, options, observing)
         self.anchors = FittedAnchors(self._function, list(options.anchored_tensors))
 
     @property

@@ -13,6 +13,7 @@ from torch import nn
 
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.executor.executor import PoplarExecutor
+from popsim_torch.executor.observing import Observing
 from popsim_torch.executor.tracebacks import shows_short_tracebacks
 from popsim_torch.loops.progress import progress_bar
 from popsim_torch.options import Options
@@ -73,7 +74,9 @@ def fit(
             that the options' anchors recorded in the latest run, by short name.
             ``on_fit_begin(model, optimizer)`` is called first. A callback that raises
             ``StopIteration`` ends the training. ``EarlyStopping``, ``Checkpoint`` and
-            ``LearningRateScheduler`` are ready to use.
+            ``LearningRateScheduler`` are ready to use. A sink of records, such as
+            ``poptorch.LiveTerminal()`` or ``poptorch.HtmlPage(path)``, gets what
+            ``options.observe`` asks for, and is closed at the end.
         loss: A function of the output and the target; None if forward returns the loss: a
             scalar, alone or in a tuple, or under the key ``"loss"``.
         optimizer: From ``torch.optim`` or ``poptorch.optim``, or an ``OutfeedOptimizer``.
@@ -89,7 +92,8 @@ def fit(
 
     Returns:
         The numbers of each epoch; ``history.anchors`` has the recorded values of anchors, as
-        ``model.getAnchoredTensor`` of an executor does.
+        ``model.getAnchoredTensor`` of an executor does, and ``history.observations()`` returns the
+        records of ``options.observe``, as ``model.observations()`` of an executor does.
 
     Raises:
         UsageTypeError: An argument has a wrong type.
@@ -140,10 +144,14 @@ def fit(
         stepped.step()
         return values
 
-    history = History()
+    observing = _observing(model, options)
+    history = History(_observing=observing)
     with (
         mode(module, training=True),
-        _execution("fit", model, batches, body, steps, epochs, accumulation, options) as execution,
+        observing.passing_on("fit", told.sinks),
+        _execution(
+            "fit", model, batches, body, steps, epochs, accumulation, options, observing
+        ) as execution,
         contextlib.closing(validation),
         contextlib.suppress(_Ended),
     ):
@@ -185,7 +193,8 @@ def evaluate(
         data: As for :func:`fit`.
         steps: The number of batches; None for one pass through the data.
         steps_per_execution: The number of batches in one run of the device; None for all.
-        callbacks: Objects whose ``on_batch_end(step, logs)`` is called after each step.
+        callbacks: Objects whose ``on_batch_end(step, logs)`` is called after each step, and sinks
+            of records.
         loss: As for :func:`fit`.
         options: The options of the program; gradient accumulation is not used.
         metrics: As for :func:`fit`.
@@ -209,9 +218,13 @@ def evaluate(
         with torch.no_grad():
             return call(args, kwargs)
 
+    observing = _observing(model, options)
     with (
         mode(module, training=False),
-        _execution("evaluate", model, batches, body, counts, 1, None, options) as execution,
+        observing.passing_on("evaluate", told.sinks),
+        _execution(
+            "evaluate", model, batches, body, counts, 1, None, options, observing
+        ) as execution,
     ):
         try:
             _, record = _run_epoch(execution, counts, 0, "Evaluation", told, shown)
@@ -262,7 +275,9 @@ def predict(
     parts = []
     with (
         mode(module, training=False),
-        _execution("predict", model, batches, body, counts, 1, None, options) as execution,
+        _execution(
+            "predict", model, batches, body, counts, 1, None, options, _observing(model, options)
+        ) as execution,
         _bar(execution, counts, "Prediction", shown),
     ):
         for _ in range(counts.executions):
@@ -342,6 +357,13 @@ def _run_live(execution: Execution, first: int, told: Callbacks) -> Values:
     return {name: torch.stack([one[name] for one in elements]) for name in elements[0]}
 
 
+def _observing(model: nn.Module | PoplarExecutor, options: Options) -> Observing:
+    """Return the object that gives what a program observes; an executor has one."""
+    if isinstance(model, PoplarExecutor) and model.options._observations:
+        return model._observing
+    return Observing(options)
+
+
 @contextlib.contextmanager
 def _execution(
     function: str,
@@ -352,12 +374,15 @@ def _execution(
     epochs: int,
     accumulation: int | None,
     options: Options,
+    observing: Observing,
 ) -> Iterator[Execution]:
     """Make the program of some epochs, and end it at the end of the scope."""
     total = epochs * steps.per_epoch
     batches.check_sizes(total)
     stream = batches.stream(total)
-    execution = Execution(function, body, stream, steps.per_execution, accumulation, options)
+    execution = Execution(
+        function, body, stream, steps.per_execution, accumulation, options, observing
+    )
     if isinstance(model, PoplarExecutor) and options.anchored_tensors:
         model._device.fitted_anchors = execution.anchors
     try:

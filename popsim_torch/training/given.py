@@ -42,15 +42,22 @@ def unwrapped(
             "there is no executor to read them from. Pass poptorch.inferenceModel(model, options) "
             "as the model, and call its getAnchoredTensor afterwards."
         )
+    if function != "fit" and options._observations:
+        raise UsageValueError(
+            f"{function}: the options observe tensors, and there is no executor to read the "
+            "statistics from. Pass poptorch.inferenceModel(model, options) as the model, and call "
+            "its observations() afterwards."
+        )
     return model, options, optimizer
 
 
 def _options_of(function: str, executor: PoplarExecutor) -> Options:
-    """Return the options of an executor; anchors of a training executor are only for ``fit``."""
+    """Return the options of an executor; ``fit`` alone anchors and observes for one that trains."""
     if function == "fit" or not executor.training_mode:
         return executor.options
     options = executor.options.clone()
     options.anchored_tensors.clear()
+    options._observations.clear()
     return options.freeze()
 
 

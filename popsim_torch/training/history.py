@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from popsim_torch.executor.observing import Observing
+from popsim_torch.observe.record import Record
+from popsim_torch.options import Options
+
 __all__ = ["EpochRecord", "History"]
 
 
@@ -55,6 +59,16 @@ class History:
 
     epochs: list[EpochRecord] = field(default_factory=list)
     anchors: Mapping[str, Any] = field(default_factory=dict)
+    _observing: Observing | None = None
+
+    def observations(self) -> list[Record]:
+        """Return the records that ``Options.observe`` asked for, each once.
+
+        Raises:
+            Error: The options observe nothing.
+        """
+        observing = Observing(Options()) if self._observing is None else self._observing
+        return observing.observations()
 
     def __getitem__(self, name: str) -> list[float]:
         """Return the means of the loss or of a metric, one for each epoch."""

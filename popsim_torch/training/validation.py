@@ -84,6 +84,7 @@ def plan_validation(
     batches = Batches("fit", data, "validation_data")
     options = on_one_replica(options)
     options.anchored_tensors.clear()
+    options._observations.clear()
     counts = plan_steps(
         *("fit", batches.count, steps, None),
         epoch_name=_STEPS,

@@ -490,7 +490,7 @@ def test_a_condition_ends_the_run(calls):
     assert e.value.record.step == 5
     assert training.observing().requests
     done = training.compiled.executable.num_iterations
-    assert done > 5 and (not long or done < 30_000)
+    assert done == 2 * D if not long else done > 5
     training(x, y)  # a condition ends a run once
 
 
@@ -547,15 +547,6 @@ def test_tensors_inside_of_loops_are_not_observed(caplog):
     assert {record.name for record in training.observations()} == {"Gradient___fc.weight"}
     assert caplog.text.count("fc/Gemm:0' cannot be observed") == 1
     assert "Options.anchorTensor" in caplog.text
-
-
-def test_loops_of_functions_refuse_to_observe():
-    layer = nn.Linear(3, 3)
-    looped = poptorch.function(options=poptorch.Options().observe("*"))(
-        lambda x: poptorch.repeat(2, layer, x)
-    )
-    with pytest.raises(poptorch.Error, match=r"Options\.observe.*loop of poptorch\.function"):
-        looped(torch.ones(2, 3))
 
 
 def test_steps_count_from_0_since_the_model_was_compiled():

@@ -156,9 +156,10 @@ def observe(model: Net) -> poptorch.History:
     )
     data = [(torch.rand(2, 4), torch.randint(3, (2,)))]
     history = poptorch.fit(model, data, callbacks=[callback], optimizer=optimizer)
+    of_a_fit: list[poptorch.Record] = history.observations()
     record: poptorch.EpochRecord = history.epochs[0]
     summary: poptorch.TensorSummary = poptorch.summarise(layer(torch.ones(3)))
-    print(record.samples_per_second, summary.mean, history["loss"][0])
+    print(record.samples_per_second, summary.mean, history["loss"][0], of_a_fit[0].name)
     return history
 
 

@@ -210,7 +210,7 @@ def test_charts_follow_the_size_of_the_window(open_page):
     page = open_page("one.html")
     page.set_viewport_size({"width": 700, "height": 800})
     page.wait_for_function("document.querySelector('#norm-chart canvas').clientWidth < 690")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 700
+    page.wait_for_function("document.documentElement.scrollWidth <= 700")
 
 
 def test_odd_records(open_page, files):
