@@ -25,10 +25,9 @@ R = TypeVar("R")
 
 _DEFAULT_LEARNING_RATE = 0.01
 _WRAPPED = (
-    "a model was wrapped with these options before, and would not see the change. Register "
-    "anchors before trainingModel or inferenceModel is called. For a model that is wrapped and "
-    "not compiled yet, use model.options.anchorTensor; for another model, a copy made with "
-    "options.clone()."
+    "a model was wrapped with these options before, and would not see the change. Call it "
+    "before trainingModel or inferenceModel. For a model that is wrapped and not compiled yet, "
+    "call it on model.options; for another model, on a copy made with options.clone()."
 )
 
 

@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 _NOTHING = nullcontext()
 _COMPILED = (
-    "these are the options of a model that is already compiled, and its anchors cannot change. "
-    "Register the anchor in the options that you pass to trainingModel or inferenceModel, or call "
-    "model.destroy() first: the next call compiles the model again."
+    "these are the options of a model that is already compiled. Call it on the options that you "
+    "pass to trainingModel or inferenceModel, or call model.destroy() first: the next call "
+    "compiles the model again."
 )
 
 

@@ -321,6 +321,7 @@ class Function(Described, Generic[P, R]):
             for program in self.programs:
                 program.release()
             self._recordings.clear()
+            self._options._take_anchors()
         finally:
             self._lock.release()
 
@@ -393,6 +394,7 @@ class Function(Described, Generic[P, R]):
                 program.release()
             return result
         self._recordings.append((key, structure, new))
+        self._options._take_anchors(_RECORDED)
         return result
 
     def _record(self, new: Recording, args: Any, kwargs: Any) -> Any:
@@ -424,6 +426,10 @@ class Function(Described, Generic[P, R]):
         return result
 
 
+_RECORDED = (
+    "a function with these options was recorded already, and its loops are compiled. Call it "
+    "before the first call of the function, or after its destroy()."
+)
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 

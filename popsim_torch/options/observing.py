@@ -127,10 +127,7 @@ class ObservingOptions(OutputOptions):
         if then != "stop" and not callable(then):
             raise UsageTypeError(f"{call}: then is 'stop' or a function of a Record, got {then!r}.")
         if self._why_no_anchors:
-            raise UsageAttributeError(
-                f"{call}: a model was already wrapped or compiled with these options. Call it "
-                "before trainingModel or inferenceModel, or on a copy: options.clone()."
-            )
+            raise UsageAttributeError(f"{call}: {self._why_no_anchors}")
         for known in self._observations:
             if known.every != every:
                 raise UsageAssertionError(

@@ -9,7 +9,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
-from popsim_torch.errors import UsageTypeError, UsageValueError
+from popsim_torch.errors import UsageAttributeError, UsageTypeError, UsageValueError
 from popsim_torch.statistics import Counts, Moments, statistics_of
 
 BATCH, STEPS, EPOCHS = 4, 12, 2
@@ -311,3 +311,16 @@ def test_a_function_that_nobody_keeps_passes_on_what_is_left():
     del train
     gc.collect()
     assert sink.closed == 1 and len(sink.records) == STEPS
+
+
+def test_options_that_a_recorded_function_would_not_see():
+    options = poptorch.Options()
+    double = poptorch.function(options=options)(lambda x: poptorch.repeat(3, lambda v: v * 2, x))
+    double(torch.ones(3))
+    for change in (lambda: options.observe("*"), lambda: options.anchorTensor("x", "input")):
+        with pytest.raises(UsageAttributeError, match=r"recorded already.*destroy\(\)"):
+            change()
+    double.destroy()
+    options.observe("*", every=1)
+    double(torch.ones(3))
+    assert {one.step for one in double.observations()} == {0, 1, 2}
