@@ -111,6 +111,7 @@ def _check_tables(program: Program) -> None:
     for what in ("parameters", "buffers", "states", "scalars"):
         check(what, getattr(program, what).values(), variable)
     check("outputs", program.outputs)
+    check("losses", program.losses)
     check("changed inputs", program.changed_inputs.values())
     check("checkpoints", program.checkpoints)
     if not set(program.changed_state) <= {*program.parameters, *program.buffers}:

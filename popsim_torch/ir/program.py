@@ -98,6 +98,7 @@ class Program(Described):
         states: Tensor ids of optimizer states and accumulators, by name.
         scalars: Tensor ids of hyper-parameters, by name.
         outputs: Tensor ids of forward's results.
+        losses: Tensor ids of what the body of a loop calls ``backward()`` of, if it is computed.
         changed_inputs: Tensor id of the new value of each input that forward changes, by the
             input's index.
         sources: Name of the node of the trace from which a tensor's op was lowered, by tensor id.
@@ -117,6 +118,7 @@ class Program(Described):
     states: dict[str, int] = field(default_factory=dict)
     scalars: dict[str, int] = field(default_factory=dict)
     outputs: list[int] = field(default_factory=list)
+    losses: list[int] = field(default_factory=list)
     changed_inputs: dict[int, int] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)

@@ -146,9 +146,11 @@ class _Lowering:
             self._loss_scale.adapt(scale)
 
     def _note_outputs(self) -> None:
-        """Record the tensors that later steps need: outputs and checkpoints."""
+        """Record the tensors that later steps need: outputs, losses and checkpoints."""
         graph = self._program.graph
         self._program.outputs = [self._builder.tensor(node).id for node in self._named.outputs()]
+        losses = map(self._builder.values.get, self._named.traced.differentiated)
+        self._program.losses = [loss.id for loss in losses if isinstance(loss, Tensor)]
         kept = (self._builder.values.get(node) for node in self._named.traced.checkpoints)
         self._program.checkpoints = {
             graph.root(value).id for value in kept if isinstance(value, Tensor)

@@ -21,7 +21,7 @@ def functionalise(traced: TraceResult) -> TraceResult:
     """
     partial = traced.partial_gradients
     watched = {*traced.forward_of.values(), *partial.values()}
-    watched |= {*traced.losses, *traced.checkpoints}
+    watched |= {*traced.losses, *traced.differentiated, *traced.checkpoints}
     with controls_known(traced.controls):
         module, became = functionalise_graph(traced.graph_module, watched)
     if module is traced.graph_module:
@@ -33,5 +33,6 @@ def functionalise(traced: TraceResult) -> TraceResult:
         forward_of={key: became[node] for key, node in traced.forward_of.items()},
         partial_gradients={key: became[node] for key, node in partial.items()},
         losses=[became[node] for node in traced.losses],
+        differentiated=[became[node] for node in traced.differentiated],
         checkpoints=[became[node] for node in traced.checkpoints],
     )

@@ -43,7 +43,7 @@ from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.functionalise import is_mutating
 from popsim_torch.trace.graph.origin import current_origin, recording
-from popsim_torch.trace.graph.traced_tensors import TraceMode
+from popsim_torch.trace.graph.traced_tensors import TraceMode, find_node
 from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.losses import find_final_loss
 from popsim_torch.trace.module_state import (
@@ -234,7 +234,10 @@ class _Tracer:
     def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
         """Record what the body of a loop does; return the gradients of its updates."""
         loop.finish()
-        self._result.loss_dtypes, self._result.has_backward = loop.loss_dtypes, loop.has_backward
+        self._result.loss_dtypes = [loss.dtype for loss in loop.losses]
+        nodes = map(find_node, loop.losses)
+        self._result.differentiated = [node for node in nodes if node is not None]
+        self._result.has_backward = loop.has_backward
         self._result.optimizers = loop.optimizers
         self._result.gradients = list(loop.gradients)
         self._result.steps = loop.steps_in_iteration

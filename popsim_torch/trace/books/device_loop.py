@@ -130,7 +130,7 @@ class DeviceLoopTrace:
         begin_call: Records that the next nodes belong to a user's call with this name.
         loss_scale: The factor of all gradients.
         has_backward: Whether the body computes gradients.
-        loss_dtypes: Dtypes of the losses, in order.
+        losses: The losses, in order.
         steps: The calls of ``optimizer.step()``, by their key in the graph.
         staying: For each step that runs where it is called, by key: the place where its weights are
             read after it. The other steps run at the end of the iteration.
@@ -145,7 +145,7 @@ class DeviceLoopTrace:
     begin_call: Callable[[str], None]
     loss_scale: torch.Tensor
     has_backward: bool = False
-    loss_dtypes: list[torch.dtype] = field(default_factory=list)
+    losses: list[torch.Tensor] = field(default_factory=list)
     steps: dict[int, WeightStep] = field(default_factory=dict)
     staying: dict[int, str] = field(default_factory=dict)
     computed_outside: list[torch.Tensor] = field(default_factory=list)
@@ -201,7 +201,7 @@ class DeviceLoopTrace:
         seed = scale.reshape(loss.shape) if gradient is None else self.known(gradient) * scale
         leaves = leaves_of(loss) if inputs is None else _as_list(inputs, self.known)
         self.has_backward = True
-        self.loss_dtypes.append(loss.dtype)
+        self.losses.append(loss)
         self._backward_line = user_line(" at ")
         with self.backward_of(loss), self._explained():
             found = torch.autograd.grad(

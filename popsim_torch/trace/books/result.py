@@ -92,6 +92,7 @@ class TraceResult:
             with several uses: by the index of the operation that uses it among all differentiable
             ones, and by its index among their operands.
         losses: Nodes of the results of loss functions.
+        differentiated: Nodes of the tensors that the body of a loop calls ``backward()`` of.
         checkpoints: Nodes of values that are kept for the backward pass.
         controls: The loops and branches of the ``popsim::control`` nodes, by index.
         loss_dtypes: Dtypes of the losses that training starts from.
@@ -119,6 +120,7 @@ class TraceResult:
     parameter_of: dict[int, str] = field(default_factory=dict)
     partial_gradients: dict[tuple[int, int], torch.fx.Node] = field(default_factory=dict)
     losses: list[torch.fx.Node] = field(default_factory=list)
+    differentiated: list[torch.fx.Node] = field(default_factory=list)
     checkpoints: list[torch.fx.Node] = field(default_factory=list)
     controls: list[Control] = field(default_factory=list)
     loss_dtypes: list[torch.dtype] = field(default_factory=list)
