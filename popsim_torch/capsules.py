@@ -35,7 +35,8 @@ def replay(path: str | os.PathLike[str]) -> Verdict:
 
 def _repeated(capsule: Capsule) -> Verdict:
     one = capsule.iteration
-    return Replayer(one.program, one.run, training=one.training).verdict(one)
+    replayer = Replayer(one.program, one.run, training=one.training, shared=one.shared)
+    return replayer.verdict(one)
 
 
 def replay_command(arguments: Sequence[str]) -> int:

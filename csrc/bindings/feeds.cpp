@@ -109,6 +109,7 @@ void bind_infeed(py::module_& m) {
       .def("clear", &Infeed::clear, WithoutLock())
       .def("close", &Infeed::close, WithoutLock())
       .def_property_readonly("closed", &Infeed::closed)
+      .def_property_readonly("depth", &Infeed::depth)
       .def("ensure_depth", &Infeed::ensure_depth, py::arg("slots"),
            WithoutLock())
       .def("statistics",

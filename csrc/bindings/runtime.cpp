@@ -132,6 +132,8 @@ void bind_plan(py::module_& m) {
                              [](const Plan& self) {
                                return schedule::max_in_flight(self.schedule());
                              })
+      .def_property_readonly("max_held", &Plan::max_held)
+      .def_property_readonly("keeps_elements", &Plan::keeps_elements)
       .def_property_readonly("lane_of_stage", &Plan::lane_of_stage)
       .def_property_readonly("num_teams", &Plan::num_teams)
       .def("schedule_times",
@@ -186,7 +188,8 @@ void bind_runtime(py::module_& m) {
       .def("actions", &Timeline::actions);
   py::class_<runtime::InputPlace>(m, "InputPlace")
       .def(py::init<int64_t, int64_t, bool>(), py::arg("feed") = -1,
-           py::arg("position") = 0, py::arg("shared") = false);
+           py::arg("position") = 0, py::arg("shared") = false)
+      .def_readonly("shared", &runtime::InputPlace::shared);
   py::class_<ops::Outlet, std::shared_ptr<ops::Outlet>>(m, "Outlet");
   py::class_<runtime::Inlet, std::shared_ptr<runtime::Inlet>>(m, "Inlet");
   py::class_<Executable>(m, "Executable")
@@ -241,6 +244,8 @@ void bind_runtime(py::module_& m) {
           py::arg("inputs"), py::arg("skip"), py::arg("host") = py::none(),
           py::arg("exchange") = py::none())
       .def_property_readonly("bad_iteration", &Executable::bad_iteration)
+      .def("bad_inputs", &Executable::bad_inputs, py::arg("inputs"))
+      .def("let_go", &Executable::let_go)
       .def(
           "log_numbers",
           [](Executable& self, const std::vector<at::Tensor>& inputs,

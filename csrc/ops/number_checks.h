@@ -1,7 +1,9 @@
 // The checks of a run for NaN and infinity, and the error of one that fails.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <string>
 #include <vector>
 
 #include "base/check.h"
@@ -24,6 +26,8 @@ struct NumberChecks {
   bool on = true;
   // What the update is about to change, if it may fail with finite gradients.
   std::vector<Copy> copies;
+  // The name of a bad tensor, for the next check that may fail; null: none.
+  std::atomic<const std::string*> noticed = nullptr;
 };
 
 }  // namespace popsim::ops

@@ -82,19 +82,13 @@ bool is_open_ended(const graph::Graph& graph) {
   });
 }
 
-// Whether the program ends an iteration when a number is NaN or infinite.
-bool checks_numbers(const graph::Graph& graph) {
-  return std::ranges::any_of(graph.ops(),
-                             [](const Op& op) { return op.kind == "finite"; });
-}
-
 }  // namespace
 
 Checkpoint::Checkpoint(const Plan& plan)
     : plan_(plan),
       graph_(plan.graph()),
       always_(plan.waits_in_iteration() || plan.updates_in_iteration() ||
-              is_open_ended(graph_) || checks_numbers(graph_)) {
+              is_open_ended(graph_) || plan.checks_numbers()) {
   VariableUse use(graph_);
   changed_ = std::move(use.changed);
   for (size_t i = 0; i < changed_.size(); ++i) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstring>
 #include <span>
 #include <utility>
 
@@ -117,6 +118,17 @@ void Executable::connect(std::vector<std::shared_ptr<ops::Outlet>> outlets,
     check_outlets(observed_->graph(), outlets, plan_.replicas().count);
   }
   place_inputs(std::move(inlets), places);
+  once_outlets_.clear();
+  if (plan_.checks_numbers()) {
+    // Others are those of the observed version, whose reader knows about
+    // repeated iterations.
+    for (const int64_t queue : plan_.queues()) {
+      std::shared_ptr<ops::Outlet>& outlet =
+          outlets[static_cast<size_t>(queue)];
+      once_outlets_.push_back(std::make_shared<OnceOutlet>(std::move(outlet)));
+      outlet = once_outlets_.back();
+    }
+  }
   outlets_ = std::move(outlets);
   all_outlets_.clear();
   if (plan_.replicas().count == 1) {
@@ -140,11 +152,10 @@ void Executable::place_inputs(std::vector<std::shared_ptr<Inlet>> inlets,
   const std::vector<TensorId>& inputs = plan_.inputs();
   check_internal(places.size() == inputs.size(), "connect: got ", places.size(),
                  " places for ", inputs.size(), " inputs");
-  const int64_t in_flight =
-      schedule::max_in_flight(plan_.schedule()) * plan_.replicas().num_inputs();
+  const int64_t num_held = plan_.max_held() * plan_.replicas().num_inputs();
   for (const std::shared_ptr<Inlet>& inlet : inlets) {
-    check_user(inlet->depth() >= in_flight, "connect: the program works on ",
-               in_flight, " elements at a time, and the queue holds ",
+    check_user(inlet->depth() >= num_held, "connect: the program works on ",
+               num_held, " elements at a time, and the queue holds ",
                inlet->depth(), " elements");
   }
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -224,10 +235,17 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
                                         int64_t unchecked_iteration) {
   check_inputs(inputs);
   ++num_runs_;
-  begun_.clear();
-  std::vector<at::Tensor> results = make_results();
-  try {
+  forget_bad_run();
+  return fill(make_results(), [&] {
     run_from(0, unchecked_iteration, inputs, company, listener);
+  });
+}
+
+template <typename Run>
+std::vector<at::Tensor> Executable::fill(std::vector<at::Tensor> results,
+                                         Run&& run) {
+  try {
+    std::forward<Run>(run)();
   } catch (const ops::BadNumber&) {
     begun_ = std::move(results);
     throw;
@@ -235,17 +253,87 @@ std::vector<at::Tensor> Executable::run(const std::vector<at::Tensor>& inputs,
   return results;
 }
 
+void Executable::forget_bad_run() {
+  begun_.reset();
+  for (Feed* feed : all_feeds_) feed->end_run();
+  for (const auto& outlet : once_outlets_) {
+    outlet->begin_iteration(/*again=*/false);
+  }
+}
+
+void Executable::let_go() {
+  const Usage::Copy copy(usage_, "let_go");
+  forget_bad_run();
+}
+
+void Executable::check_bad_run(const char* what) const {
+  check_user(begun_.has_value(), what,
+             ": no run has ended because of a bad number");
+}
+
 std::vector<at::Tensor> Executable::resume(
     const std::vector<at::Tensor>& inputs, const Company& company, bool skip) {
   const Usage::Run run(usage_);
   const int64_t bad = stage_.bad_iteration();
-  check_user(begun_.size() == returns_.size() && !returns_.empty(),
-             "resume: no run has ended because of a bad number");
+  check_bad_run("resume");
   check_inputs(inputs);
   const bool skips = skip && plan_.training();
-  if (skips) stage_.skip_iteration();
-  run_from(skips ? bad + 1 : bad, skips ? -1 : bad, inputs, company, nullptr);
-  return std::exchange(begun_, {});
+  return fill(*std::exchange(begun_, std::nullopt), [&] {
+    if (skips) leave_out();
+    run_from(skips ? bad + 1 : bad, skips ? -1 : bad, inputs, company, nullptr);
+  });
+}
+
+void Executable::leave_out() {
+  const int64_t next = stage_.bad_iteration() + 1;
+  for (Feed* feed : all_feeds_) {
+    feed->release_before(next * plan_.loop().gradient_accumulation);
+  }
+  stage_.skip_iteration();
+}
+
+std::vector<at::Tensor> Executable::bad_inputs(
+    const std::vector<at::Tensor>& inputs) const {
+  const Usage::Copy copy(usage_, "bad_inputs");
+  check_bad_run("bad_inputs");
+  check_inputs(inputs);
+  std::vector<at::Tensor> values;
+  size_t next = 0;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    values.push_back(places_[i].feed < 0 ? bad_part(i, inputs[next++])
+                                         : bad_elements(i));
+  }
+  return values;
+}
+
+at::Tensor Executable::bad_part(size_t input, const at::Tensor& given) const {
+  const at::Tensor flat = given.reshape({-1});
+  if (places_[input].shared || !plan_.training()) return flat.clone();
+  const int64_t size = flat.numel() / plan_.loop().device_iterations;
+  return flat.narrow(0, stage_.bad_iteration() * size, size).clone();
+}
+
+at::Tensor Executable::bad_elements(size_t input) const {
+  const graph::Tensor& t = plan_.graph().tensor(plan_.inputs()[input]);
+  const InputPlace& place = places_[input];
+  Feed& feed = *feeds_[static_cast<size_t>(place.feed)];
+  const int64_t accumulation = plan_.loop().gradient_accumulation;
+  const int64_t first = stage_.bad_iteration() * accumulation;
+  const int64_t num_inputs = plan_.replicas().num_inputs();
+  at::Tensor values = at::empty({accumulation * num_inputs * t.numel()},
+                                ops::to_scalar_type(t.dtype));
+  auto* next = static_cast<char*>(values.mutable_data_ptr());
+  for (int64_t i = first; i < first + accumulation; ++i) {
+    check_internal(feed.holds(i), "bad_inputs: the elements of micro-batch ", i,
+                   " are not held");
+    for (int64_t which = 0; which < num_inputs; ++which) {
+      const auto parts = feed.element(i, which);
+      std::memcpy(next, parts[static_cast<size_t>(place.position)],
+                  static_cast<size_t>(t.bytes()));
+      next += t.bytes();
+    }
+  }
+  return values;
 }
 
 int64_t Executable::bad_iteration() const {
@@ -280,7 +368,8 @@ void Executable::run_from(int64_t first_iteration, int64_t unchecked_iteration,
   if (timeline_) timeline_->begin_run();
   stage_.run({all_sources_, sinks_, all_feeds_, all_outlets_, seed_,
               company.host, company.exchange, listeners, stop_, first_iteration,
-              unchecked_iteration, timeline_ ? &*timeline_ : nullptr});
+              unchecked_iteration, timeline_ ? &*timeline_ : nullptr,
+              once_outlets_});
   if (timeline_) timeline_->end_run();
   called_ = called;
   began_ = began;

@@ -17,6 +17,7 @@
 #include "runtime/buffer.h"
 #include "runtime/number_log.h"
 #include "runtime/number_watch.h"
+#include "runtime/once_outlet.h"
 #include "runtime/plan.h"
 #include "runtime/program_run.h"
 #include "runtime/shared_outlet.h"
@@ -78,9 +79,18 @@ class Executable {
                               const Company& company);
   // Continues the last run, which ended with BadNumber: the bad device
   // iteration is left out, or runs without checks. In inference, all of the run
-  // is repeated without checks.
+  // is repeated without checks. Queues get no element of the iteration twice.
   std::vector<at::Tensor> resume(const std::vector<at::Tensor>& inputs,
                                  const Company& company, bool skip);
+  // What the bad device iteration of the last run reads, by input of the plan:
+  // copies of the values of all its micro-batches, in one flat tensor, or of
+  // the one value that all share. `inputs` are those of the run. In inference,
+  // they are those of the whole run.
+  [[nodiscard]] std::vector<at::Tensor> bad_inputs(
+      const std::vector<at::Tensor>& inputs) const;
+  // Says that nobody will continue the last run: the elements that it still
+  // holds after BadNumber go back to their feeds.
+  void let_go();
   // The device iteration that ended the last run of this kind, counted from the
   // start of the run.
   [[nodiscard]] int64_t bad_iteration() const;
@@ -156,6 +166,20 @@ class Executable {
   // Points the sinks to the memory of the returns: kept buffers and new
   // tensors.
   std::vector<at::Tensor> make_results();
+  // Ends what resume() could continue.
+  void forget_bad_run();
+  // Throws UserError unless the last run ended with BadNumber.
+  void check_bad_run(const char* what) const;
+  // Runs, and keeps the results if a check of numbers fails.
+  template <typename Run>
+  std::vector<at::Tensor> fill(std::vector<at::Tensor> results, Run&& run);
+  // Passes over the bad device iteration of the last run.
+  void leave_out();
+  // The values of an input in bad_inputs(): of one that the caller passed, and
+  // of one that comes from a feed.
+  [[nodiscard]] at::Tensor bad_part(size_t input,
+                                    const at::Tensor& given) const;
+  [[nodiscard]] at::Tensor bad_elements(size_t input) const;
   [[nodiscard]] at::Tensor memory_of(graph::TensorId id, int32_t replica) const;
   // The group of each replica, if the host sees a value of the variable for
   // each group, along a first axis. Empty for others, of which it sees one
@@ -190,12 +214,13 @@ class Executable {
   std::vector<std::unique_ptr<Feed>> feeds_;
   std::vector<Feed*> all_feeds_;
   std::vector<std::shared_ptr<ops::Outlet>> outlets_;
+  std::vector<std::shared_ptr<OnceOutlet>> once_outlets_;
   std::vector<std::unique_ptr<SharedOutlet>> shared_outlets_;
   std::vector<ops::Outlet*> all_outlets_;  // by replica, then by queue
   std::vector<Buffer> buffers_;            // by return
   std::vector<ops::Sink*> sinks_;          // by return
   // The results of a run that ended with BadNumber, which may be continued.
-  std::vector<at::Tensor> begun_;
+  std::optional<std::vector<at::Tensor>> begun_;
   std::optional<NumberWatch> watch_;
   std::optional<Timeline> timeline_;  // if runs are recorded
   uint64_t seed_ = 0;

@@ -14,6 +14,7 @@
 #include "runtime/instructions.h"
 #include "runtime/listener.h"
 #include "runtime/memory.h"
+#include "runtime/once_outlet.h"
 #include "runtime/plan.h"
 #include "runtime/source.h"
 #include "runtime/stop.h"
@@ -41,6 +42,8 @@ struct Call {
   int64_t unchecked_iteration = -1;
   // Null: nobody asks when actions begin and end.
   Timeline* timeline = nullptr;
+  // The queues behind the outlets, if device iterations may be repeated.
+  std::span<const std::shared_ptr<OnceOutlet>> once = {};
 };
 
 class Lane;

@@ -320,7 +320,7 @@ int64_t LaneTeam::num_finished() const {
 void LaneTeam::release_elements(size_t block,
                                 const Iteration& iteration) const {
   const std::vector<size_t>& last = plan_.last_blocks();
-  if (iteration.call.feeds.empty() ||
+  if (iteration.call.feeds.empty() || plan_.keeps_elements() ||
       std::ranges::find(last, block) == last.end())
     return;
   const int64_t accumulation = plan_.loop().gradient_accumulation;

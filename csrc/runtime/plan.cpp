@@ -23,6 +23,11 @@ bool changes_weights_in_backward(const graph::Graph& graph) {
   });
 }
 
+bool has_number_checks(const graph::Graph& graph) {
+  return std::ranges::any_of(
+      graph.ops(), [](const graph::Op& op) { return op.kind == "finite"; });
+}
+
 // Whether there are ops that only the thread of the caller may run, in the
 // order of the whole schedule.
 bool has_ops_in_order(const graph::Graph& graph) {
@@ -57,14 +62,6 @@ void add_queues(const graph::Graph& graph, const graph::Op& op,
   }
 }
 
-// Whether micro-batches give elements to queues, which hold those of all
-// replicas.
-bool has_queues(const graph::Graph& graph) {
-  std::set<int64_t> queues;
-  for (const graph::Op& op : graph.ops()) add_queues(graph, op, queues);
-  return !queues.empty();
-}
-
 // Whether two lanes enqueue to one queue, whose order is that of the schedule.
 bool share_a_queue(const graph::Graph& graph,
                    const memory::LaneOfStage& lane_of_stage) {
@@ -87,7 +84,9 @@ bool share_a_queue(const graph::Graph& graph,
 }  // namespace
 
 Plan::Plan(graph::Graph graph, RunConfig config, const memory::Beside& beside)
-    : graph_(std::move(graph)), config_(std::move(config)) {
+    : graph_(std::move(graph)),
+      config_(std::move(config)),
+      checks_numbers_(has_number_checks(graph_)) {
   check_internal(config_.training || config_.gradient_accumulation == 1,
                  "plan: inference accumulates no gradients");
   check_internal(
@@ -145,6 +144,17 @@ ops::Cursor Plan::cursor(int64_t iteration, int64_t micro_batch,
           .replica = replica};
 }
 
+std::set<int64_t> Plan::queues() const {
+  std::set<int64_t> queues;
+  for (const graph::Op& op : graph_.ops()) add_queues(graph_, op, queues);
+  return queues;
+}
+
+int64_t Plan::max_held() const {
+  return keeps_elements() ? config_.gradient_accumulation
+                          : schedule::max_in_flight(schedule_);
+}
+
 int32_t Plan::most_threads() const {
   const auto most = static_cast<int32_t>(threads::most());
   return config_.stage_threads > 0 ? std::min(config_.stage_threads, most)
@@ -154,7 +164,7 @@ int32_t Plan::most_threads() const {
 bool Plan::may_form_teams() const {
   return config_.replicas.count > 1 && !config_.floating_point_checks &&
          !updates_in_iteration_ && !kMemoryCloses &&
-         !has_ops_in_order(graph_) && !has_queues(graph_);
+         !has_ops_in_order(graph_) && queues().empty();
 }
 
 memory::LaneOfStage Plan::divide_stages(int32_t most) const {

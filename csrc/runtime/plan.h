@@ -4,6 +4,7 @@
 // program of any size can be planned on any machine.
 #pragma once
 
+#include <set>
 #include <vector>
 
 #include "graph/graph.h"
@@ -51,6 +52,17 @@ class Plan {
   [[nodiscard]] bool waits_in_iteration() const {
     return config_.fed && config_.gradient_accumulation > 1;
   }
+  // Whether an op may end a device iteration because a number is NaN or
+  // infinite.
+  [[nodiscard]] bool checks_numbers() const { return checks_numbers_; }
+  // Whether the elements of a device iteration stay until its update is over:
+  // if a check ends the iteration, its elements are read again. Such a check
+  // comes after all micro-batches.
+  [[nodiscard]] bool keeps_elements() const {
+    return config_.fed && config_.training && checks_numbers_;
+  }
+  // The number of micro-batches whose elements are held at a time.
+  [[nodiscard]] int64_t max_held() const;
   // Whether a micro-batch reads weights after it has updated them. If such a
   // micro-batch fails, the weights get their old values back.
   [[nodiscard]] bool updates_in_iteration() const {
@@ -111,6 +123,9 @@ class Plan {
   [[nodiscard]] const memory::PersistentPlan& persistent() const {
     return persistent_;
   }
+  // The numbers of the queues that it enqueues to. Their elements have a part
+  // of each replica.
+  [[nodiscard]] std::set<int64_t> queues() const;
   // The input tensors, in the order in which a run takes them.
   [[nodiscard]] const std::vector<graph::TensorId>& inputs() const {
     return inputs_;
@@ -124,6 +139,7 @@ class Plan {
 
   graph::Graph graph_;
   RunConfig config_;
+  bool checks_numbers_;
   bool updates_in_iteration_;
   memory::Instances instances_;
   std::vector<Groups> updaters_;

@@ -11,17 +11,21 @@ namespace {
 using schedule::Action;
 using schedule::ActionKind;
 
-// The elements of feeds that a run holds; all are released when the run ends.
+// The elements of feeds that a run holds; all are released when the run ends,
+// unless they are kept.
 class HeldElements {
  public:
-  explicit HeldElements(const Call& call) : feeds_(call.feeds) {
-    for (Feed* feed : feeds_) feed->begin_run(&call.stop);
+  HeldElements(const Call& call, int64_t first_micro_batch)
+      : feeds_(call.feeds) {
+    for (Feed* feed : feeds_) feed->begin_run(&call.stop, first_micro_batch);
   }
   HeldElements(const HeldElements&) = delete;
   HeldElements& operator=(const HeldElements&) = delete;
   ~HeldElements() {
     for (Feed* feed : feeds_) feed->end_run();
   }
+  // Leaves them for a run that continues this one.
+  void keep() { feeds_ = {}; }
 
  private:
   std::span<Feed* const> feeds_;
@@ -56,8 +60,14 @@ void ProgramRun::run(const Call& call) {
   last_micro_batch_.store(0, std::memory_order_relaxed);
   plain_.begin_run(call, num_iterations_, &ended_, &checks_);
   if (observed_) observed_->begin_run(call, num_iterations_, &ended_, &checks_);
-  const HeldElements held(call);
-  run_iterations(call);
+  HeldElements held(call,
+                    call.first_iteration * plan_.loop().gradient_accumulation);
+  try {
+    run_iterations(call);
+  } catch (const ops::BadNumber&) {
+    if (plan_.keeps_elements()) held.keep();
+    throw;
+  }
 }
 
 void ProgramRun::run_iterations(const Call& call) {
@@ -66,6 +76,10 @@ void ProgramRun::run_iterations(const Call& call) {
     const int64_t first_step = step_;
     checks_.on = i != call.unchecked_iteration;
     checks_.copies.clear();
+    checks_.noticed = nullptr;
+    for (const auto& outlet : call.once) {
+      outlet->begin_iteration(/*again=*/!checks_.on);
+    }
     try {
       run_in_turn(call, i);
       // In inference each micro-batch is one device iteration.
@@ -79,6 +93,9 @@ void ProgramRun::run_iterations(const Call& call) {
     } catch (const Stopped&) {
       throw;
     } catch (const ops::BadNumber&) {
+      // They begin again, or are left out.
+      num_begun_.store(num_begun_ - (step_ - first_step),
+                       std::memory_order_relaxed);
       give_up(first_step);
       step_ = first_step;
       bad_iteration_ = i;
@@ -115,7 +132,9 @@ void ProgramRun::run_in_turn(const Call& call, int64_t iteration) {
 }
 
 void ProgramRun::skip_iteration() {
-  step_ += plan_.loop().gradient_accumulation;
+  const int64_t accumulation = plan_.loop().gradient_accumulation;
+  step_ += accumulation;
+  num_begun_.store(num_begun_ + accumulation, std::memory_order_relaxed);
   ++num_iterations_;
 }
 
@@ -311,7 +330,7 @@ void ProgramRun::release_inputs(const Call& call, const Action& action,
           : action.stage + 1 == plan_.graph().num_stages();
   // The update may read the inputs of the last micro-batch.
   const bool waits = plan_.training() && action.micro_batch + 1 == accumulation;
-  if (!is_last || waits) return;
+  if (!is_last || waits || plan_.keeps_elements()) return;
   for (Feed* feed : call.feeds) feed->release_before(micro_batch + 1);
 }
 

@@ -6,9 +6,9 @@
 
 namespace popsim::runtime {
 
-void Feed::begin_run(ops::Patience* patience) {
+void Feed::begin_run(ops::Patience* patience, int64_t first) {
   patience_ = patience;
-  first_ = 0;
+  if (held_.empty()) first_ = first * count_;
 }
 
 void Feed::end_run() {
@@ -28,6 +28,12 @@ std::span<void* const> Feed::element(int64_t index, int64_t which) {
     held_.push_back(next);
   }
   return held_[static_cast<size_t>(number - first_)];
+}
+
+bool Feed::holds(int64_t index) {
+  const std::lock_guard lock(mutex_);
+  return first_ <= index * count_ &&
+         (index + 1) * count_ <= first_ + std::ssize(held_);
 }
 
 void Feed::release_before(int64_t index) {

@@ -75,13 +75,20 @@ class Feed {
  public:
   Feed(std::shared_ptr<Inlet> inlet, int64_t count)
       : inlet_(std::move(inlet)), count_(count) {}
+  Feed(const Feed&) = delete;
+  Feed& operator=(const Feed&) = delete;
+  ~Feed() { end_run(); }
 
-  // Call them before and after each run.
-  void begin_run(ops::Patience* patience);
+  // Call it before each run, with the micro-batch that the run begins with. If
+  // elements are held, they are its first ones.
+  void begin_run(ops::Patience* patience, int64_t first);
+  // Releases all elements. Call it after each run that nobody continues.
   void end_run();
   // Takes the elements of a micro-batch, counted from the start of the run.
   // Throws Stopped if the run must end first, and FeedEnd.
   void take(int64_t index);
+  // Whether all elements of a micro-batch are held.
+  [[nodiscard]] bool holds(int64_t index);
   // The tensors of an element of a micro-batch.
   [[nodiscard]] std::span<void* const> element(int64_t index, int64_t which);
   // Releases the micro-batches before this one, which no action reads any more.

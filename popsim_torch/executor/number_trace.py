@@ -59,8 +59,7 @@ def find_origin(
         executions: The executions with bad results, in their order.
     """
     graph = program.graph
-    ids = (*watched.outputs, *watched.gradients, *watched.changed)
-    roots = {graph.root_of(i).id for i in ids}
+    roots = {graph.root_of(i).id for i in watched.all}
     for position, execution in enumerate(executions):
         if len(execution.path) > 1:
             continue

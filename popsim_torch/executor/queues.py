@@ -57,6 +57,11 @@ class Queues:
         """The queues that the program feeds."""
         return [enqueue.queue for enqueue in self._enqueues.values()]
 
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The positions of the inputs with one value that all micro-batches read."""
+        return tuple(i for i, place in enumerate(self._places) if place.shared)
+
     def connect(
         self,
         executable: _native.Executable,
@@ -87,8 +92,11 @@ class Queues:
             )
             for enqueue in self._enqueues.values()
         ]
+        plan = executable.plan
         for infeed in self._infeeds:
-            infeed._native.ensure_depth(executable.plan.max_in_flight * loop.num_inputs)
+            # Elements are made in advance also while those of an iteration are kept.
+            ahead = infeed.prefetch_depth if plan.keeps_elements else 0
+            infeed._native.ensure_depth(plan.max_held * loop.num_inputs + ahead)
         inlets = [infeed._native for infeed in self._infeeds]
         places = list(self._places) or [_native.InputPlace()] * num_inputs
         with _native.translated_errors():

@@ -39,16 +39,14 @@ def iteration_of_failed_run(compiled: CompiledModel, inputs: Sequence[torch.Tens
 
     Args:
         compiled: The program; its variables are those before the iteration.
-        inputs: The inputs of the call.
+        inputs: The tensors that the caller passed.
     """
     executable, program, run = compiled.executable, compiled.program, compiled.run
     training = compiled.plan is not None
+    given = executable.bad_inputs(inputs)
     ids = [tensor.id for tensor in program.graph.of_kind(TensorKind.VARIABLE)]
     variables = dict(zip(ids, executable.read_all(ids), strict=True))
-    given = [one.detach().clone() for one in inputs]
     if training:
-        parts = run.loop.device_iterations
-        given = [_part(one, executable.bad_iteration, parts) for one in given]
         run = replace(run, loop=replace(run.loop, device_iterations=1))
     return Iteration(
         program,
@@ -59,6 +57,7 @@ def iteration_of_failed_run(compiled: CompiledModel, inputs: Sequence[torch.Tens
         executable.seed,
         executable.step,
         executable.num_iterations,
+        () if compiled.queues is None else compiled.queues.shared,
     )
 
 
@@ -91,13 +90,6 @@ def unknown_verdict(number: int, problem: str, note: str = "") -> Verdict:
     )
 
 
-def _part(whole: torch.Tensor, number: int, count: int) -> torch.Tensor:
-    """Return one of several equal parts of the memory of a contiguous tensor."""
-    flat = whole.reshape(-1)
-    size = flat.numel() // count
-    return flat[number * size : (number + 1) * size].clone()
-
-
 class Replayer:
     """Runs a program op by op, without its queues, prints and returns; compiled when needed.
 
@@ -105,6 +97,7 @@ class Replayer:
         program: The program, before it is fitted to a host.
         run: How it runs, see ``Iteration``.
         training: Whether it trains.
+        shared: The positions of the inputs with one value that all micro-batches read.
         host_code: The host functions that it calls; None if it calls none.
     """
 
@@ -114,23 +107,33 @@ class Replayer:
         run: RunSettings,
         *,
         training: bool,
+        shared: tuple[int, ...] = (),
         host_code: HostCode | None = None,
     ) -> None:
         self._watched = watched_tensors(program, training=training)
         self._program = _muted(program)
         self._run = run
         self._training = training
+        self._shared = shared
         self._host_code = host_code
 
     @cached_property
     def _executable(self) -> _native.Executable:
-        return build_executable(
+        executable = build_executable(
             self._program,
             self._run.loop,
             training=self._training,
             schedule=self._run.schedule,
             positions=self._run.positions,
         )
+        if self._shared:
+            places = [
+                _native.InputPlace(shared=position in self._shared)
+                for position, _ in enumerate(self._program.graph.of_kind(TensorKind.INPUT))
+            ]
+            with _native.translated_errors():
+                executable.connect([], [], places)
+        return executable
 
     def verdict(self, iteration: Iteration) -> Verdict:
         """Repeat an iteration, and return where its first bad number came from.
@@ -280,6 +283,8 @@ class Replayer:
         graph, execution, loop = self._program.graph, origin.execution, self._run.loop
         position = [one.id for one in graph.of_kind(TensorKind.INPUT)].index(tensor.id)
         flat = iteration.inputs[position].reshape(-1)
+        if position in self._shared:
+            return flat.reshape(tensor.shape)
         micro_batch = execution.micro_batch if self._training else execution.iteration
         groups = loop.input_groups
         which = groups[execution.replica] if groups else execution.replica

@@ -56,8 +56,17 @@ class NumberWatcher:
 
         Raises:
             BadNumberError: The run ends here.
-            Error: The run went on, and failed for another reason.
+            Exception: A native error: the run went on, and failed for another reason.
         """
+        try:
+            return self._resumed(inputs, exchange, message)
+        finally:
+            if self.compiled.queues is not None:
+                self.compiled.executable.let_go()
+
+    def _resumed(
+        self, inputs: Sequence[torch.Tensor], exchange: ExchangeParts | None, message: str
+    ) -> list[torch.Tensor]:
         executable, host_code = self.compiled.executable, self.compiled.host_code
         while True:
             verdict, saved = self._verdict(inputs, message)
@@ -79,6 +88,7 @@ class NumberWatcher:
                 iteration.program,
                 iteration.run,
                 training=iteration.training,
+                shared=iteration.shared,
                 host_code=self.compiled.host_code,
             )
         try:

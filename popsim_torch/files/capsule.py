@@ -30,10 +30,11 @@ class Iteration:
         run: How it runs; with one device iteration, if it trains.
         training: Whether it trains.
         variables: The value of each variable before the iteration, by tensor id.
-        inputs: The inputs of the iteration, with all micro-batches along the first axis.
+        inputs: The inputs of the iteration: the values of all micro-batches one after the other.
         seed: The seed of the random numbers.
         step: The number of micro-batches begun before.
         number: The number of the device iteration over all calls, from 0.
+        shared: The positions of the inputs with one value that all micro-batches read.
     """
 
     program: Program
@@ -44,6 +45,7 @@ class Iteration:
     seed: int
     step: int
     number: int
+    shared: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def write_capsule(path: Path, capsule: Capsule) -> None:
         Error: The file cannot be written.
     """
     one = capsule.iteration
-    facts = (one.run, one.training, one.seed, one.step, one.number)
+    facts = (one.run, one.training, one.seed, one.step, one.number, one.shared)
     sections = {
         **pack_program(one.program),
         **pack("facts", facts, "The settings of the run"),
@@ -102,18 +104,31 @@ def read_capsule(path: str | os.PathLike[str]) -> Capsule:
 
 def _unpacked(sections: Mapping[str, bytes]) -> Capsule:
     program = unpack_program(sections)
-    run, training, seed, step, number = unpack(sections, "facts")
+    # Files of programs without shared inputs may have no positions of such inputs.
+    run, training, seed, step, number, *rest = unpack(sections, "facts")
     if not (isinstance(run, RunSettings) and isinstance(run.schedule, PipelineSchedule)):
         raise ValueError("it does not say how its program runs")
     if type(training) is not bool or any(type(n) is not int for n in (seed, step, number)):
         raise ValueError("its numbers are none")
     variables, inputs = unpack(sections, "variables"), unpack(sections, "inputs")
     _check_values(program, variables, inputs)
+    shared = _positions(rest, len(inputs))
     verdict = unpack(sections, "verdict")
     if not isinstance(verdict, str):
         raise ValueError("its verdict is none")
-    iteration = Iteration(program, run, training, variables, inputs, seed, step, number)
+    iteration = Iteration(program, run, training, variables, inputs, seed, step, number, shared)
     return Capsule(iteration, verdict)
+
+
+def _positions(rest: list[object], num_inputs: int) -> tuple[int, ...]:
+    """Return the positions of the shared inputs, if the file has some."""
+    if not rest:
+        return ()
+    (shared,) = rest
+    allowed = range(num_inputs)
+    if not isinstance(shared, tuple) or any(type(i) is not int or i not in allowed for i in shared):
+        raise ValueError("its shared inputs are none of its inputs")
+    return shared
 
 
 def _check_values(program: Program, variables: object, inputs: object) -> None:

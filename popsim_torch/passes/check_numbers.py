@@ -4,11 +4,15 @@ A number that is NaN or infinite nearly always reaches the loss or the gradient 
 is enough to look there, and the ops of the model stay fused. Before the update, the weights are
 still those of the last device iteration. Updates that are fused with products never have their
 gradients in memory; there the operands of the products are checked.
+
+A loop whose body reads weights after ``optimizer.step()`` updates them in the middle of an
+iteration. The device keeps a copy of them then, so it is enough to look behind these updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,14 +42,21 @@ class WatchedTensors:
     """The tensors of a program in which a bad number shows; ids of tensors.
 
     Attributes:
-        outputs: The checked results of forward.
+        outputs: The checked results of forward, and the losses of a loop.
         gradients: What the update reads: gradients, or the operands of their products.
         changed: The variables that the update changes.
+        early: What updates in the middle of an iteration read and change.
     """
 
     outputs: tuple[int, ...]
     gradients: tuple[int, ...]
     changed: tuple[int, ...]
+    early: tuple[int, ...]
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """All of them."""
+        return (*self.outputs, *self.gradients, *self.changed, *self.early)
 
 
 def watched_tensors(program: Program, *, training: bool) -> WatchedTensors:
@@ -59,6 +70,7 @@ def watched_tensors(program: Program, *, training: bool) -> WatchedTensors:
     graph = program.graph
     tensors = graph.tensors
     outputs = [op.inputs[0] for op in _returned_outputs(program, training=training)]
+    outputs += [loss for loss, _ in _losses(program)]
     per_micro_batch = _written(graph, _PER_MICRO_BATCH)
     updates = list(_updates(graph))
     changed = {root.id for op in updates for root in graph.roots(op.outputs)}
@@ -78,6 +90,7 @@ def watched_tensors(program: Program, *, training: bool) -> WatchedTensors:
             for i in sorted(changed)
             if tensors[i].kind == TensorKind.VARIABLE and tensors[i].dtype in _DTYPES
         ),
+        tuple(_around(graph, [op for op in graph.ops if _is_early_update(op)])),
     )
 
 
@@ -98,8 +111,17 @@ def add_checks(program: Program, *, training: bool) -> int:
         for op in _returned_outputs(program, training=training)
         if op.inputs[0] in watched.outputs
     }
-    ops = [new for op in graph.ops for new in (before.get(id(op)), op) if new is not None]
-    num_added = len(before)
+    after = _behind_early_updates(graph)
+    for loss, writer in _losses(program):
+        late = _check(writer.phase, writer.stage, [loss], late=True, name="check of a loss")
+        after[id(writer)] = late
+    ops = [
+        new
+        for op in graph.ops
+        for new in (before.get(id(op)), op, after.get(id(op)))
+        if new is not None
+    ]
+    num_added = len(before) + len(after)
     update = [index for index, op in enumerate(ops) if op.phase == Phase.UPDATE]
     if update and watched.changed:
         sums = [index for index in update if ops[index].kind == _SUMS]
@@ -120,12 +142,64 @@ def _returned_outputs(program: Program, *, training: bool) -> Iterator[Op]:
             yield op
 
 
+def _losses(program: Program) -> Iterator[tuple[int, Op]]:
+    """Yield the losses of a loop that are one number, each with the op that writes it.
+
+    A loss that nothing reads is not computed, and one inside of a fused op has no memory.
+    """
+    graph = program.graph
+    for i in dict.fromkeys(program.losses):
+        root, tensor = graph.root_of(i), graph.tensors[i]
+        writers = [op for op in graph.ops if root in graph.roots(op.outputs)]
+        in_micro_batch = bool(writers) and writers[-1].phase in _PER_MICRO_BATCH
+        if in_micro_batch and tensor.numel == 1 and tensor.dtype in _DTYPES:
+            yield i, writers[-1]
+
+
 def _updates(graph: Graph) -> Iterator[Op]:
     """Yield the ops of the update, without those that only show values or add up replicas."""
     for op in graph.ops:
         looks = op_table()[op.kind].family in _FAMILIES_THAT_LOOK
         if op.phase == Phase.UPDATE and op.kind != _SUMS and not looks:
             yield op
+
+
+def _is_early_update(op: Op) -> bool:
+    """Return whether an op updates a weight in the middle of a device iteration."""
+    return op.phase == Phase.BACKWARD and any(
+        one.name == "weight" and one.written for one in op_table()[op.kind].inputs
+    )
+
+
+def _behind_early_updates(graph: Graph) -> dict[int, Op]:
+    """Return checks by the ``id`` of the op that each follows: the last of several updates."""
+    checks = {}
+    updates: list[Op] = []
+    for op, following in itertools.zip_longest(graph.ops, graph.ops[1:]):
+        if not _is_early_update(op):
+            continue
+        updates.append(op)
+        if following is None or not _is_early_update(following):
+            inputs = list(_around(graph, updates))
+            checks[id(op)] = _check(op.phase, op.stage, inputs, name="check of an early update")
+            updates = []
+    return checks
+
+
+def _around(graph: Graph, updates: Sequence[Op]) -> Iterator[int]:
+    """Yield what updates read and change, without hyper-parameters."""
+    changed = {root.id for op in updates for root in graph.roots(op.outputs)}
+    read = [
+        i
+        for op in updates
+        for i in op.inputs
+        if i != NO_TENSOR
+        and graph.root_of(i).id not in changed
+        and graph.root_of(i).role != Role.HYPER_PARAMETER
+    ]
+    for i in _without_repeats(graph, [*read, *sorted(changed)]):
+        if graph.tensors[i].dtype in _DTYPES:
+            yield i
 
 
 def _written(graph: Graph, phases: Iterable[Phase]) -> set[int]:
@@ -193,6 +267,7 @@ def _check(
     divisors: int = 0,
     limit: float = 0.0,
     after: bool = False,
+    late: bool = False,
     name: str,
 ) -> Op:
     attributes: dict[str, bool | int | float] = {
@@ -200,5 +275,6 @@ def _check(
         "divisors": divisors,
         "limit": limit,
         "after": after,
+        "late": late,
     }
     return Op(CHECK, inputs, [], {**attributes}, phase, stage, name)

@@ -49,9 +49,12 @@ def softmax_grad(call: Call, gradient: Tensor, y: Tensor) -> Tensor:
 
 @op
 def finite(call: Call, *x: Tensor) -> None:
-    """End the run if a checked tensor has NaN or an infinity; after an update nothing is left."""
+    """End the run if a checked tensor has NaN or an infinity.
+
+    After an update nothing is left to check. A late check fails nothing itself.
+    """
     num_checked = len(x) - call["kept"] - call["divisors"]
-    if call["after"]:
+    if call["after"] or call["late"]:
         return
     for number, value in enumerate(x[:num_checked]):
         if not bool(value.isfinite().all()):

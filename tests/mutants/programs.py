@@ -469,7 +469,7 @@ def observed() -> Compiled:
         )
     position = graph.add_tensor(TensorKind.VALUE, torch.int64, (2,))
     graph.add_op("position", [], [position], {}, phase=Phase.FORWARD, name="position")
-    checks = {"kept": 0, "divisors": 0, "limit": 0.0, "after": False}
+    checks = {"kept": 0, "divisors": 0, "limit": 0.0, "after": False, "late": False}
     weight = graph.of_kind(TensorKind.VARIABLE)[0]  # (no mutant makes it infinite)
     graph.add_op("finite", [weight], [], checks, phase=Phase.FORWARD, name="check")
     return good

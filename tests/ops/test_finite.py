@@ -6,7 +6,7 @@ import torch
 from popsim_torch.errors import Error
 from tests.ops.one_op import LAYOUTS, run_op
 
-CHECK = {"kept": 0, "divisors": 0, "limit": 0.0, "after": False}
+CHECK = {"kept": 0, "divisors": 0, "limit": 0.0, "after": False, "late": False}
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -37,3 +37,7 @@ def test_kept_tensors_and_divisors_are_not_checked():
 
 def test_nothing_is_checked_after_an_update_that_could_not_fail():
     assert run_op("finite", [torch.full((3,), torch.nan)], [], **{**CHECK, "after": True}) == []
+
+
+def test_a_late_check_leaves_the_failure_to_the_next_one():
+    assert run_op("finite", [torch.full((3,), torch.nan)], [], **{**CHECK, "late": True}) == []

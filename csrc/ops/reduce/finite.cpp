@@ -5,6 +5,9 @@
 // itself may overflow, or if a divisor is zero, the op copies what the update
 // changes. In this case the op after the update checks the new values, and puts
 // the old ones back if it fails.
+//
+// A late check of a micro-batch only notes the bad tensor, and the next other
+// check fails: until then the micro-batches enqueue all that they compute.
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
@@ -127,6 +130,7 @@ class Finite final : public Kernel {
  public:
   explicit Finite(const OpView& op)
       : after_(op.attribute<bool>("after")),
+        late_(op.attribute<bool>("late")),
         limit_(static_cast<float>(op.attribute<double>("limit"))) {
     const auto num_kept = static_cast<size_t>(op.attribute<int64_t>("kept"));
     const auto num_divisors =
@@ -143,11 +147,16 @@ class Finite final : public Kernel {
   void run(const RunContext& context) override {
     NumberChecks* const checks = context.checks;
     if (checks == nullptr || !checks->on) return;
+    const std::string* const noticed = checks->noticed;
+    if (noticed != nullptr && !late_) fail(*checks, *noticed);
     if (after_ && checks->copies.empty()) return;
     bool may_fail = false;
     for (const MagnitudeInput& input : checked_) {
       const float largest = input.read(context);
-      if (!std::isfinite(largest)) fail(*checks, input.name());
+      if (!std::isfinite(largest)) {
+        if (!late_) fail(*checks, input.name());
+        checks->noticed = &input.name();
+      }
       may_fail = may_fail || largest > limit_;
     }
     if (after_) return;
@@ -171,6 +180,7 @@ class Finite final : public Kernel {
   }
 
   bool after_;
+  bool late_;
   float limit_;
   std::vector<MagnitudeInput> checked_;
   std::vector<MagnitudeInput> kept_;
@@ -201,7 +211,7 @@ extern const OpDef kFinite{
     .name = "finite",
     .schema =
         "finite(Tensor{floats}[] x, *, int{0..} kept, int{0..} divisors, "
-        "float limit, bool after) -> ()",
+        "float limit, bool after, bool late) -> ()",
     .family = "reduce",
     .shape = finite_types,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
