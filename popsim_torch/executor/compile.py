@@ -38,7 +38,7 @@ from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
 from popsim_torch.executor.replicas import check_buffers, check_enqueues
 from popsim_torch.executor.updates import check_steps
-from popsim_torch.executor.watching import check_watching
+from popsim_torch.executor.watching import check_watching, watches
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -124,8 +124,7 @@ class Compilation:
 def check_request(c: Compilation) -> None:
     """Refuse a request that cannot be compiled, independent of the code of forward."""
     check_back_end(c.request.options)
-    is_loop = c.request.body is not None
-    check_watching(c.request.options, is_loop=is_loop)
+    check_watching(c.request.options)
     check_traceable(c.request.module)
     c.numerics = Numerics.of(c.request.options)
 
@@ -345,7 +344,7 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.plan,
         c.log,
         fed=c.request.fed,
-        watches=c.request.options._watching is not None,
+        watches=watches(c.request.options, c.plan, is_loop=c.request.body is not None),
         process=distributed.processId,
         num_processes=distributed.numProcesses,
         observations=c.request.options._observations,

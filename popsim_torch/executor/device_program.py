@@ -56,6 +56,7 @@ class DeviceProgram:
             has other tensors under their names later.
 
     Attributes:
+        name: The name of the module, for files.
         options: The options in use; a new optimizer can need other options.
         connection: The connection to the device.
         weights: Says which side has the newer weights.
@@ -79,6 +80,7 @@ class DeviceProgram:
         self, module: nn.Module, options: Options, channel: Channel, *, fixed: bool = False
     ) -> None:
         self.module = module
+        self.name = type(module).__name__
         self.options = options
         options._take_anchors()
         self.channel = channel
@@ -254,7 +256,7 @@ class DeviceProgram:
             or self.alarm is not None
             or self.judge is not None
         ):
-            return self.use(lambda: self._run_watched(compiled, inputs))
+            return self.use(lambda: self.run_watched(compiled, inputs))
         # The fast path of most calls: do not add work here.
         try:
             results = compiled.executable.run(inputs, compiled.host_code, self.exchange)
@@ -266,9 +268,19 @@ class DeviceProgram:
         self._note_run(compiled)
         return results
 
-    def _run_watched(
+    def run_watched(
         self, compiled: CompiledModel, inputs: list[torch.Tensor]
     ) -> list[torch.Tensor]:
+        """Run the program once; if a check of its numbers fails, do what ``Options.watch`` says.
+
+        Args:
+            compiled: The program.
+            inputs: See ``run``.
+
+        Raises:
+            BadNumberError: A check failed, and the run ends there.
+            Exception: A native error.
+        """
         try:
             return compiled.executable.run(inputs, compiled.host_code, self.exchange)
         except _native.BadNumber as error:
@@ -281,7 +293,7 @@ class DeviceProgram:
         watching = self.options._watching
         assert watching is not None
         if self._watcher is None or self._watcher.compiled is not compiled:
-            self._watcher = NumberWatcher(compiled, watching, type(self.module).__name__)
+            self._watcher = NumberWatcher(compiled, watching, self.name)
         return self._watcher.caught(inputs, self.exchange, message)
 
     def ring(self, alarm: Error) -> None:

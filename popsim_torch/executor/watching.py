@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+from popsim_torch import logs
 from popsim_torch.errors import not_supported_yet
+from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.options import Options
 
-__all__ = ["check_watching"]
+__all__ = ["check_watching", "watches"]
 
 
-def check_watching(options: Options, *, is_loop: bool) -> None:
+def check_watching(options: Options) -> None:
     """Refuse to watch where an iteration cannot be repeated.
 
     Args:
         options: The options of the program.
-        is_loop: Whether it is a loop of a function.
 
     Raises:
         Error: It is such a program.
     """
-    if options._watching is None:
-        return
-    if is_loop:
-        raise not_supported_yet(
-            "Options.watch",
-            "a loop of poptorch.function, pipeline or fit",
-            "Use Precision.enableFloatingPointExceptions there, or call a trainingModel in a loop.",
-        )
-    if options.Distributed.numProcesses > 1:
+    if options._watching is not None and options.Distributed.numProcesses > 1:
         raise not_supported_yet(
             "Options.watch",
             "training in several processes",
             "Watch in a run of one process, or use Precision.enableFloatingPointExceptions.",
         )
+
+
+def watches(options: Options, plan: OptimizerPlan | None, *, is_loop: bool) -> bool:
+    """Return whether a program checks its numbers; warn if its options ask for it in vain.
+
+    Args:
+        options: The options of the program.
+        plan: The optimizer's updates; None if nothing is trained.
+        is_loop: Whether it is a loop of a function.
+    """
+    if options._watching is None:
+        return False
+    if is_loop and (plan is None or not plan.updates):
+        logs.warn_once(
+            "Options.watch has no effect in a loop that steps no optimizer, such as those of "
+            "evaluate and predict. To watch the outputs of a model, call a "
+            "poptorch.inferenceModel with these options."
+        )
+        return False
+    return True

@@ -60,6 +60,8 @@ class DeviceLoopProgram:
     ) -> None:
         self._body = body
         self._device = DeviceProgram(body, request.options, request.channel, fixed=True)
+        kinds = dict.fromkeys(type(one).__name__ for one in self.modules)
+        self._device.name = "_".join(kinds) or "loop"
         self._inspection = Inspection(self._device, is_loop=True)
         self._view = PipelineView(self._device)
         self._starvation = Starvation(request.infeeds)
@@ -180,7 +182,7 @@ class DeviceLoopProgram:
             if values:
                 executable.write_all(values)
             with self._starvation.watched():
-                executable.run(inputs, compiled.host_code, self._device.exchange)
+                self._device.run_watched(compiled, inputs)
         except _native.ERRORS as error:
             if executable.num_runs == runs or was_stopped(str(error)):
                 raise

@@ -277,6 +277,7 @@ def _settings_of_question(settings: DeviceLoopSettings) -> DeviceLoopSettings:
     options = settings.options.clone()
     options.anchored_tensors.clear()
     options._observations.clear()
+    options._watch_nothing()
     return replace(settings, options=options, owned=(), iterations=1, takes_models=False)
 
 

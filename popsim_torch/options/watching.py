@@ -40,6 +40,10 @@ class WatchOptions(OptionsGroup):
 
     _watching: NumberWatching | None = None
 
+    def _watch_nothing(self) -> None:
+        """Remove the setting, for a program that only helps one that is watched."""
+        self.__dict__["_watching"] = None
+
     def watch(
         self,
         at: Literal["updates"] = "updates",
@@ -57,10 +61,17 @@ class WatchOptions(OptionsGroup):
         is then repeated op by op, on a second program that is compiled at that moment, to find the
         op that computed the first bad number.
 
+        Loops of ``fit``, ``poptorch.function`` and ``pipeline`` that step an optimizer are watched
+        in the same way. Their losses are the tensors of one number whose ``backward()`` the body
+        calls; one that nothing else reads is not computed. Carried values are put back as well,
+        and queues keep the elements of a device iteration until its update is over. Loops
+        that step no optimizer, as in ``evaluate``, are not watched, with a warning; neither are the
+        validation of ``fit`` and the condition of a ``while_loop``, without one.
+
         The repeated iteration puts nothing into queues and prints nothing. What the failed one has
-        put into queues stays there. Functions of ``poptorch.CPU`` are called again. In inference,
-        buffers that ``forward`` changes keep the values of the failed run. The setting is not a
-        part of files.
+        put into queues stays there, and does not come again if the iteration does. Functions of
+        ``poptorch.CPU`` are called again. In inference, buffers that ``forward`` changes keep the
+        values of the failed run. The setting is not a part of files.
 
         Args:
             at: Where to look: ``"updates"``, as described above.
@@ -68,7 +79,8 @@ class WatchOptions(OptionsGroup):
                 happened; the model can be called again. A function is called with the ``Verdict``
                 instead, and training goes on: if it returns True, the device iteration is left out
                 and weights keep their values; otherwise the update happens as it would have. The
-                outputs of an iteration that is left out have no meaning.
+                outputs of an iteration that is left out have no meaning. It takes its elements from
+                infeed queues, and has put into others what it computed before the failed check.
             capsule: A folder, or a file whose name ends in ``.capsule``: all that repeats the
                 iteration is written there, for ``popsim replay`` and ``poptorch.replay``. A program
                 that calls ``poptorch.CPU`` or ``custom_op`` has no such file, since files have no
@@ -81,8 +93,7 @@ class WatchOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageTypeError: ``then`` or ``capsule`` has another type.
             UsageValueError: ``at`` is another word.
-            Error: When the model is compiled: it is trained by several processes. The same holds
-                for loops of ``poptorch.function``, ``pipeline`` and ``fit``.
+            Error: When the model is compiled: it is trained by several processes.
         """
         self.checkIsFrozen()
         if at != "updates":

@@ -85,6 +85,7 @@ def plan_validation(
     options = on_one_replica(options)
     options.anchored_tensors.clear()
     options._observations.clear()
+    options._watch_nothing()
     counts = plan_steps(
         *("fit", batches.count, steps, None),
         epoch_name=_STEPS,

@@ -316,25 +316,6 @@ def test_frozen_options_cannot_watch():
         options.watch()
 
 
-def test_a_loop_of_a_function_is_refused():
-    model = nn.Linear(4, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    @poptorch.function(options=make_options().watch())
-    def train(x):
-        def body(x):
-            optimizer.zero_grad()
-            loss = model(x).sum()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return poptorch.repeat(2, body, [x])
-
-    with pytest.raises(poptorch.Error, match=r"Options\.watch: a loop of poptorch\.function"):
-        train(torch.ones(2, 4))
-
-
 def test_several_processes_are_refused():
     options = make_options().watch()
     options.Distributed.configureProcessId(0, 2)
