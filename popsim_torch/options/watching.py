@@ -79,8 +79,10 @@ class WatchOptions(OptionsGroup):
                 happened; the model can be called again. A function is called with the ``Verdict``
                 instead, and training goes on: if it returns True, the device iteration is left out
                 and weights keep their values; otherwise the update happens as it would have. The
-                outputs of an iteration that is left out have no meaning. It takes its elements from
-                infeed queues, and has put into others what it computed before the failed check.
+                outputs of an iteration that is left out have no meaning. In a loop it still takes
+                its elements from infeed queues, and its micro-batches give theirs to outfeed
+                queues; elements that the update enqueues (gradients, sums over micro-batches) are
+                missing.
             capsule: A folder, or a file whose name ends in ``.capsule``: all that repeats the
                 iteration is written there, for ``popsim replay`` and ``poptorch.replay``. A program
                 that calls ``poptorch.CPU`` or ``custom_op`` has no such file, since files have no

@@ -6,7 +6,9 @@ still those of the last device iteration. Updates that are fused with products n
 gradients in memory; there the operands of the products are checked.
 
 A loop whose body reads weights after ``optimizer.step()`` updates them in the middle of an
-iteration. The device keeps a copy of them then, so it is enough to look behind these updates.
+iteration. The device keeps a copy of them then, so it is enough to look behind these updates. These
+checks, and those of the losses of a loop, are late: they note a bad number, and a later check
+fails, when the micro-batches have put all their elements into queues.
 """
 
 from __future__ import annotations
@@ -111,24 +113,22 @@ def add_checks(program: Program, *, training: bool) -> int:
         for op in _returned_outputs(program, training=training)
         if op.inputs[0] in watched.outputs
     }
-    after = _behind_early_updates(graph)
-    for loss, writer in _losses(program):
-        late = _check(writer.phase, writer.stage, [loss], late=True, name="check of a loss")
-        after[id(writer)] = late
+    late = _late_checks(program)
     ops = [
         new
         for op in graph.ops
-        for new in (before.get(id(op)), op, after.get(id(op)))
+        for new in (before.get(id(op)), op, *late.get(id(op), ()))
         if new is not None
     ]
-    num_added = len(before) + len(after)
     update = [index for index, op in enumerate(ops) if op.phase == Phase.UPDATE]
     if update and watched.changed:
         sums = [index for index in update if ops[index].kind == _SUMS]
         first = sums[-1] + 1 if sums else update[0]
         ops.insert(update[-1] + 1, _after_update(watched))
         ops.insert(first, _before_update(graph, watched))
-        num_added += 2
+    elif watched.early:
+        _add_last_check(ops, graph, watched)
+    num_added = len(ops) - len(graph.ops)
     graph.ops = ops
     return num_added
 
@@ -171,19 +171,33 @@ def _is_early_update(op: Op) -> bool:
     )
 
 
-def _behind_early_updates(graph: Graph) -> dict[int, Op]:
-    """Return checks by the ``id`` of the op that each follows: the last of several updates."""
-    checks = {}
+def _late_checks(program: Program) -> dict[int, list[Op]]:
+    """Return the checks that only note a bad number, by the ``id`` of the op that they follow."""
+    checks: dict[int, list[Op]] = {}
+
+    def add(op: Op, inputs: list[int], name: str) -> None:
+        new = _check(op.phase, op.stage, inputs, late=True, name=name)
+        checks.setdefault(id(op), []).append(new)
+
+    for loss, writer in _losses(program):
+        add(writer, [loss], "check of a loss")
+    graph = program.graph
     updates: list[Op] = []
     for op, following in itertools.zip_longest(graph.ops, graph.ops[1:]):
         if not _is_early_update(op):
             continue
         updates.append(op)
         if following is None or not _is_early_update(following):
-            inputs = list(_around(graph, updates))
-            checks[id(op)] = _check(op.phase, op.stage, inputs, name="check of an early update")
+            add(op, list(_around(graph, updates)), "check of an early update")
             updates = []
     return checks
+
+
+def _add_last_check(ops: list[Op], graph: Graph, watched: WatchedTensors) -> None:
+    """Add a check to the end of a micro-batch, which fails if a late one has noted a number."""
+    smallest = min(watched.early, key=lambda i: graph.tensors[i].numel)
+    last = max(index for index, op in enumerate(ops) if op.phase == Phase.BACKWARD)
+    ops.insert(last + 1, _check(Phase.BACKWARD, ops[last].stage, [smallest], name="last check"))
 
 
 def _around(graph: Graph, updates: Sequence[Op]) -> Iterator[int]:

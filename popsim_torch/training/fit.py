@@ -99,6 +99,8 @@ def fit(
         UsageTypeError: An argument has a wrong type.
         UsageValueError: The counts contradict each other.
         Error: The model cannot be compiled, a step fails, or the data ends.
+        BadNumberError: A number is NaN or infinite, and the options watch for that. The weights are
+            those before the bad device iteration.
     """
     shown = checked_verbose("fit", verbose)
     module, options, optimizer = unwrapped("fit", model, options, optimizer)
