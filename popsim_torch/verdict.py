@@ -55,8 +55,9 @@ class Verdict:
         tensor: The name of the first tensor with a bad number, among those that led to the failed
             check.
         source: What made it: ``"op"``, or the tensor came in bad: ``"input"``, ``"parameter"``,
-            ``"buffer"``, ``"state"``, ``"hyper-parameter"`` or ``"constant"``; ``"unknown"`` if the
-            repeated iteration had no bad number.
+            ``"buffer"``, ``"state"``, ``"hyper-parameter"`` or ``"constant"``; ``"process"`` if it
+            came from another process that trains the model, too; ``"unknown"`` if the repeated
+            iteration had no bad number.
         op: The operation, such as ``div`` or ``matmul``; empty if no op made the number.
         phase: ``"forward"``, ``"backward"`` or ``"update"``.
         layer: The path of the module, such as ``layers/0/fc1``; empty outside of modules.
@@ -99,7 +100,7 @@ class Verdict:
         return None if self.exact is None else math.isfinite(self.exact)
 
     def __str__(self) -> str:
-        if self.source == "unknown":
+        if self.source in ("process", "unknown"):
             return (
                 f"A number is NaN or infinite in device iteration {self.iteration}.\n"
                 f"  rule:       {self.rule}\n  note:       {self.note}"

@@ -38,7 +38,7 @@ from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
 from popsim_torch.executor.replicas import check_buffers, check_enqueues
 from popsim_torch.executor.updates import check_steps
-from popsim_torch.executor.watching import check_watching, watches
+from popsim_torch.executor.watching import watches
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
@@ -124,7 +124,6 @@ class Compilation:
 def check_request(c: Compilation) -> None:
     """Refuse a request that cannot be compiled, independent of the code of forward."""
     check_back_end(c.request.options)
-    check_watching(c.request.options)
     check_traceable(c.request.module)
     c.numerics = Numerics.of(c.request.options)
 
@@ -325,6 +324,7 @@ def _state_program(
 def _fit(c: Compilation, program: Program) -> CompiledModel:
     log_program(program, c.request.options, c.stages.ipu_of_stage)
     write_graph_file(program)
+    distributed = c.request.options.Distributed
     run = RunSettings(
         c.interface.loop,
         c.schedule,
@@ -333,9 +333,10 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.numerics.synthetic_data == SyntheticData.NONE,
         c.stages.positions,
         c.stages.ipu_of_stage,
+        distributed.processId,
+        distributed.numProcesses,
     )
     arguments, outputs = c.interface.arguments, c.traced.outputs
-    distributed = c.request.options.Distributed
     return fit_to_host(
         program,
         run,
@@ -345,8 +346,6 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         c.log,
         fed=c.request.fed,
         watches=watches(c.request.options, c.plan, is_loop=c.request.body is not None),
-        process=distributed.processId,
-        num_processes=distributed.numProcesses,
         observations=c.request.options._observations,
         num_queues=len(c.enqueues),
     )
@@ -362,8 +361,6 @@ def fit_to_host(
     *,
     fed: bool = False,
     watches: bool = False,
-    process: int = 0,
-    num_processes: int = 1,
     observations: Sequence[Observation] = (),
     num_queues: int = 0,
 ) -> CompiledModel:
@@ -378,8 +375,6 @@ def fit_to_host(
         log: Records each step.
         fed: Whether inputs come from queues.
         watches: Whether the program checks its numbers (``Options.watch``).
-        process: The number of this process among those that run the program together.
-        num_processes: The number of these processes.
         observations: What to observe.
         num_queues: The number of queues that the program feeds.
 
@@ -401,8 +396,8 @@ def fit_to_host(
         floating_point_checks=run.floating_point_checks,
         fed=fed,
         positions=run.positions,
-        process=process,
-        num_processes=num_processes,
+        process=run.process,
+        num_processes=run.num_processes,
         observed=observed,
     )
     log.note("build", f"{executable.plan.arena_bytes} bytes", lambda: executable_text(executable))
@@ -432,7 +427,7 @@ def _fit_program(
         for name in run_host_passes(program, pipelined=is_pipelined(run.schedule)):
             _note_program(log, name, program)
     if watches:
-        add_checks(program, training=training)
+        add_checks(program, training=training, num_processes=run.num_processes)
         _note_program(log, "add_checks", program)
 
 

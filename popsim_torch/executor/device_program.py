@@ -294,7 +294,9 @@ class DeviceProgram:
         assert watching is not None
         if self._watcher is None or self._watcher.compiled is not compiled:
             self._watcher = NumberWatcher(compiled, watching, self.name)
-        return self._watcher.caught(inputs, self.exchange, message)
+        exchange = None if self.state is None else self.state.exchange
+        peers = None if exchange is None else exchange.peers
+        return self._watcher.caught(inputs, self.exchange, peers, message)
 
     def ring(self, alarm: Error) -> None:
         """End the run, or the next one if none is in progress, with an error; for any thread."""

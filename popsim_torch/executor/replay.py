@@ -125,6 +125,8 @@ class Replayer:
             training=self._training,
             schedule=self._run.schedule,
             positions=self._run.positions,
+            process=self._run.process,
+            num_processes=self._run.num_processes,
         )
         if self._shared:
             places = [

@@ -124,14 +124,16 @@ def build_stored(
         with around_compilation():
             compiled = fit_to_host(
                 stored.program,
-                stored.run,
+                dataclasses.replace(
+                    stored.run,
+                    process=options.Distributed.processId,
+                    num_processes=options.Distributed.numProcesses,
+                ),
                 stored.call.spec(warned),
                 stored.outputs,
                 stored.plan,
                 CompileLog(Dump.from_environment("loaded")),
                 watches=options._watching is not None,
-                process=options.Distributed.processId,
-                num_processes=options.Distributed.numProcesses,
                 observations=options._observations,
             )
             compiled.connect(None)

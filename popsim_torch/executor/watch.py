@@ -16,6 +16,7 @@ from popsim_torch.files.capsule import Capsule, Iteration, write_capsule
 from popsim_torch.files.operators import foreign_operators
 from popsim_torch.options.watching import NumberWatching
 from popsim_torch.processes.exchange import ExchangeParts
+from popsim_torch.processes.peers import Peers
 from popsim_torch.verdict import Verdict
 
 __all__ = ["NumberWatcher"]
@@ -42,13 +43,19 @@ class NumberWatcher:
         self._replayer: Replayer | None = None
 
     def caught(
-        self, inputs: Sequence[torch.Tensor], exchange: ExchangeParts | None, message: str
+        self,
+        inputs: Sequence[torch.Tensor],
+        exchange: ExchangeParts | None,
+        peers: Peers | None,
+        message: str,
     ) -> list[torch.Tensor]:
         """Go on after a check has ended a run, as the user wants.
 
         Args:
             inputs: The inputs of the run.
             exchange: What the run needs to exchange gradients.
+            peers: The processes that train the program together, all of which get here; None if
+                it trains alone.
             message: What the check says.
 
         Returns:
@@ -59,13 +66,17 @@ class NumberWatcher:
             Exception: A native error: the run went on, and failed for another reason.
         """
         try:
-            return self._resumed(inputs, exchange, message)
+            return self._resumed(inputs, exchange, peers, message)
         finally:
             if self.compiled.queues is not None:
                 self.compiled.executable.let_go()
 
     def _resumed(
-        self, inputs: Sequence[torch.Tensor], exchange: ExchangeParts | None, message: str
+        self,
+        inputs: Sequence[torch.Tensor],
+        exchange: ExchangeParts | None,
+        peers: Peers | None,
+        message: str,
     ) -> list[torch.Tensor]:
         executable, host_code = self.compiled.executable, self.compiled.host_code
         while True:
@@ -73,11 +84,25 @@ class NumberWatcher:
             if self._watching.then is None:
                 where = f"\n  capsule:    {saved}" if saved else ""
                 raise BadNumberError(f"{verdict}{where}", verdict) from None
-            skip = self._watching.then(verdict) is True
+            skip = self._skips(verdict, peers)
             try:
                 return executable.resume(inputs, skip, host_code, exchange)
             except _native.BadNumber as error:
                 message = str(error)
+
+    def _skips(self, verdict: Verdict, peers: Peers | None) -> bool:
+        """Ask the user whether to leave the iteration out; one of all processes is enough."""
+        assert self._watching.then is not None
+        try:
+            skip = self._watching.then(verdict) is True
+        except BaseException:
+            if peers is not None:
+                peers.close()  # so that the others do not wait
+            raise
+        if peers is None:
+            return skip
+        wishes = peers.gather(torch.tensor([float(skip)]), "Options.watch: what `then` returned")
+        return bool(wishes.any())
 
     def _verdict(self, inputs: Sequence[torch.Tensor], message: str) -> tuple[Verdict, Path | None]:
         """Return the verdict about the run that has just failed, and the file of the iteration."""
@@ -96,12 +121,20 @@ class NumberWatcher:
         except Error as error:
             problem = f"the iteration cannot be repeated ({error.message})"
             verdict = unknown_verdict(iteration.number, problem)
-        if verdict.source == "unknown":
+        if verdict.source == "unknown" and iteration.run.num_processes > 1:
+            verdict = dataclasses.replace(
+                verdict,
+                source="process",
+                rule="it came in with the gradients of another process, whose own verdict says "
+                "where it was made",
+                note=f"this is process {iteration.run.process} of {iteration.run.num_processes}",
+            )
+        elif verdict.source == "unknown":
             verdict = dataclasses.replace(verdict, note=f"the check says: {message}")
         return verdict, self._save(iteration, verdict)
 
     def _save(self, iteration: Iteration, verdict: Verdict) -> Path | None:
-        if self._watching.capsule is None:
+        if self._watching.capsule is None or verdict.source == "process":
             return None
         foreign = foreign_operators(iteration.program.graph)
         if foreign:
@@ -114,6 +147,8 @@ class NumberWatcher:
         path = Path(self._watching.capsule)
         if path.suffix != _SUFFIX:
             path = path / f"{self._name}_{iteration.number}{_SUFFIX}"
+        if iteration.run.num_processes > 1:
+            path = path.with_stem(f"{path.stem}_process{iteration.run.process}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_capsule(path, Capsule(iteration, str(verdict)))

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 from popsim_torch import logs
-from popsim_torch.errors import not_supported_yet
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.options import Options
 
-__all__ = ["check_watching", "watches"]
-
-
-def check_watching(options: Options) -> None:
-    """Refuse to watch where an iteration cannot be repeated.
-
-    Args:
-        options: The options of the program.
-
-    Raises:
-        Error: It is such a program.
-    """
-    if options._watching is not None and options.Distributed.numProcesses > 1:
-        raise not_supported_yet(
-            "Options.watch",
-            "training in several processes",
-            "Watch in a run of one process, or use Precision.enableFloatingPointExceptions.",
-        )
+__all__ = ["watches"]
 
 
 def watches(options: Options, plan: OptimizerPlan | None, *, is_loop: bool) -> bool:

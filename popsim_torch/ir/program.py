@@ -53,6 +53,8 @@ class RunSettings:
         positions: The position of each stage in the pipeline: concurrent stages have the same one.
             Empty if no stages are concurrent.
         ipu_of_stage: The IPU of each stage; a stage that is not here is on the IPU of its number.
+        process: The number of this process among those that run the program together.
+        num_processes: The number of these processes.
     """
 
     loop: LoopCounts
@@ -62,6 +64,8 @@ class RunSettings:
     reads_inputs: bool
     positions: tuple[int, ...] = ()
     ipu_of_stage: dict[int, int] = field(default_factory=dict)
+    process: int = 0
+    num_processes: int = 1
 
 
 @dataclass(frozen=True)

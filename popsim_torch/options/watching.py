@@ -95,7 +95,6 @@ class WatchOptions(OptionsGroup):
             UsageAttributeError: The options are frozen.
             UsageTypeError: ``then`` or ``capsule`` has another type.
             UsageValueError: ``at`` is another word.
-            Error: When the model is compiled: it is trained by several processes.
         """
         self.checkIsFrozen()
         if at != "updates":

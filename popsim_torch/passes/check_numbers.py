@@ -96,24 +96,28 @@ def watched_tensors(program: Program, *, training: bool) -> WatchedTensors:
     )
 
 
-def add_checks(program: Program, *, training: bool) -> int:
+def add_checks(program: Program, *, training: bool, num_processes: int = 1) -> int:
     """Add the checks of a program, in place; a failing check ends the device iteration.
 
     Args:
         program: The program, after all passes that fit it to a host.
         training: Whether it trains.
+        num_processes: The number of processes that run it together. If several train it, all of
+            them have to end an iteration: they check only what is the same in all, the sums of
+            gradients and what the update makes of them.
 
     Returns:
         The number of ops added.
     """
     graph = program.graph
     watched = watched_tensors(program, training=training)
+    alone = num_processes == 1 or not training
     before = {
         id(op): _check(op.phase, op.stage, [op.inputs[0]], name="check of an output")
         for op in _returned_outputs(program, training=training)
-        if op.inputs[0] in watched.outputs
+        if alone and op.inputs[0] in watched.outputs
     }
-    late = _late_checks(program)
+    late = _late_checks(program) if alone else {}
     ops = [
         new
         for op in graph.ops

@@ -316,14 +316,6 @@ def test_frozen_options_cannot_watch():
         options.watch()
 
 
-def test_several_processes_are_refused():
-    options = make_options().watch()
-    options.Distributed.configureProcessId(0, 2)
-    training = poptorch.trainingModel(Base(torch.log), options)
-    with pytest.raises(poptorch.Error, match=r"Options\.watch: training in several processes"):
-        training.compile(torch.ones(2, 4))
-
-
 def test_a_clone_watches_with_the_same_function():
     then = [].append
     options = make_options().watch(then=then)

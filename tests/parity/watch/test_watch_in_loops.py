@@ -804,10 +804,3 @@ def test_validation_and_conditions_say_nothing(caplog, monkeypatch):
         assert train(torch.tensor(0)) == 2
         train.destroy()
     assert not [one for one in caplog.messages if "Options.watch" in one]
-
-
-def test_several_processes_are_refused():
-    options = watching()
-    options.Distributed.configureProcessId(0, 2)
-    with pytest.raises(poptorch.Error, match=r"Options\.watch: training in several processes"):
-        fitted(made(), elements(), options)
