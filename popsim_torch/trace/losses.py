@@ -10,7 +10,9 @@ import torch
 import torch.fx
 import torch.nn.functional as F
 
+from popsim_torch import logs
 from popsim_torch.errors import Error, NoLossError
+from popsim_torch.trace.books.leaves import leaves_of
 from popsim_torch.trace.graph.traced_tensors import find_node
 
 _LOSS_NAMES = (
@@ -95,6 +97,25 @@ def _operands(node: Any) -> Sequence[Any]:
     if isinstance(node, torch.fx.Node):
         return node.all_input_nodes
     return [following for following, _ in node.next_functions]
+
+
+def warn_of_terms_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Warn of an output that adds to the loss what would have to be trained on, too.
+
+    Args:
+        loss: The loss that training starts from; it has a gradient.
+        outputs: The outputs of forward.
+    """
+    for output in outputs:
+        is_number = output.grad_fn is not None and output.numel() == 1
+        if is_number and _feeds(loss, output) and leaves_of(output, beside=loss):
+            logs.python.warning(
+                "trainingModel: forward returns a number that is computed from the loss and from "
+                "other terms with parameters. Training starts at the loss function, as in "
+                "PopTorch, so the other terms have no gradient. To train on the sum, return "
+                'poptorch.identity_loss(loss + term, reduction="sum").'
+            )
+            return
 
 
 def find_final_loss(

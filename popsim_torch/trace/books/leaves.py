@@ -9,12 +9,18 @@ import torch
 __all__ = ["leaves_of"]
 
 
-def leaves_of(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Return the leaves with a gradient that a loss depends on."""
+def leaves_of(loss: torch.Tensor, beside: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """Return the leaves with a gradient that a loss depends on.
+
+    Args:
+        loss: The loss.
+        beside: A tensor with a gradient; leaves count only if the loss depends on them in another
+            way than through this tensor. None if all leaves count.
+    """
     if loss.is_leaf:
         return [loss]
     leaves: dict[int, torch.Tensor] = {}
-    seen: set[Any] = set()
+    seen: set[Any] = set() if beside is None else {beside.grad_fn}
     todo: list[Any] = [loss.grad_fn]
     while todo:
         node = todo.pop()

@@ -181,6 +181,35 @@ def test_what_comes_behind_the_loss_does_not_change_the_gradient():
     torch.testing.assert_close(gradient, twin.fc.weight.grad, rtol=1e-4, atol=1e-6)
 
 
+class Penalised(nn.Module):
+    """A loss and more: ``rest`` is called with the loss and the layer."""
+
+    def __init__(self, rest):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.rest = rest
+
+    def forward(self, x, y):
+        return self.rest(nn.functional.cross_entropy(self.layer(x), y), self.layer)
+
+
+RESTS = {
+    "penalty": (lambda loss, layer: loss + layer.weight.pow(2).sum(), 1),
+    "marked": (lambda loss, layer: poptorch.identity_loss(loss + layer.weight.sum(), "sum"), 0),
+    "perplexity": (lambda loss, _: (loss, loss.exp()), 0),
+    "detached": (lambda loss, layer: (loss, loss + layer.weight.detach().sum()), 0),
+    "beside": (lambda loss, layer: (loss, layer.weight.sum()), 0),
+}
+
+
+@pytest.mark.parametrize(("rest", "warnings"), RESTS.values(), ids=RESTS)
+def test_a_term_behind_the_loss_is_warned_of(rest, warnings, caplog):
+    training = poptorch.trainingModel(Penalised(rest))
+    for _ in range(2):
+        training(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
+    assert caplog.text.count("other terms have no gradient") == warnings
+
+
 def test_a_half_loss_gets_a_half_seed():
     class Half(nn.Module):
         def __init__(self):
