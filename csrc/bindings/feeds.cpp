@@ -41,6 +41,7 @@ py::dict statistics_of(const Outfeed& queue) {
   result["spilled"] = found.spilled;
   result["waits"] = found.waits;
   result["seconds_waited"] = found.seconds_waited;
+  result["ready"] = found.ready;
   return result;
 }
 
@@ -65,6 +66,8 @@ py::dict statistics_of(const Infeed& queue) {
   result["waits"] = found.waits;
   result["seconds_waited"] = found.seconds_waited;
   result["seconds_full"] = found.seconds_full;
+  result["ready"] = found.ready;
+  result["depth"] = found.depth;
   return result;
 }
 

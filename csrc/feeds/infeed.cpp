@@ -180,7 +180,10 @@ void Infeed::ensure_depth(int64_t slots) {
 
 InfeedStatistics Infeed::statistics() const {
   const Lock lock(mutex_);
-  return statistics_;
+  InfeedStatistics now = statistics_;
+  now.ready = num_ready_;
+  now.depth = std::ssize(slots_);
+  return now;
 }
 
 }  // namespace popsim::feeds

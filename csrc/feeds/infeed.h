@@ -21,6 +21,8 @@ struct InfeedStatistics {
   int64_t waits = 0;  // how often a program waited for an element
   double seconds_waited = 0;
   double seconds_full = 0;  // how long the producer waited for a free slot
+  int64_t ready = 0;        // elements that no program has taken yet
+  int64_t depth = 0;        // slots
 };
 
 class Infeed final : public runtime::Inlet {

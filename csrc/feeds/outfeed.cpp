@@ -365,6 +365,7 @@ OutfeedStatistics Outfeed::statistics() const {
   const Lock lock(mutex_);
   OutfeedStatistics now = statistics_;
   now.bytes = (num_waiting_ - num_on_disk_) * element_bytes_;
+  now.ready = num_waiting_;
   return now;
 }
 

@@ -44,6 +44,7 @@ struct OutfeedStatistics {
   int64_t spilled = 0;  // elements that went to disk
   int64_t waits = 0;    // how often a program waited for a reader
   double seconds_waited = 0;
+  int64_t ready = 0;  // elements that no reader has taken yet
 };
 
 struct OutfeedConfig {

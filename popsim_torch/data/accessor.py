@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import os
 import pickle
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from popsim_torch.data.ring import Ring
 from popsim_torch.enums import SharingStrategy
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError
 from popsim_torch.private_torch.loaders import forget_workers
+from popsim_torch.queue_state import QueueState, register_loader
 
 __all__ = ["AsynchronousDataAccessor"]
 
@@ -86,6 +88,8 @@ class AsynchronousDataAccessor:
         # Slots whose tensors the caller has, and those of them that nothing refers to any more.
         self._num_kept = 0
         self._dead_slots: deque[int] = deque()
+        self._num_ready = self._num_waits = 0
+        self._seconds_waited = self._seconds_full = 0.0
 
         settings = worker.Settings(
             num_slots=buffer_size + _NUM_KEPT,
@@ -95,6 +99,7 @@ class AsynchronousDataAccessor:
             keep_rest=_keeps_rest(dataset, rebatched_size),
             any_shape=isinstance(dataset, BatchLoader) and dataset.has_batch_sampler,
         )
+        self._buffer_size = buffer_size
         self._worker = WorkerProcess(_without_workers(dataset), settings, sharing_strategy)
         # The priority makes this run before multiprocessing itself waits for its children at exit.
         self._finalizer = Finalize(self, self._worker.stop, exitpriority=100)
@@ -136,6 +141,7 @@ class AsynchronousDataAccessor:
         if self._pass == 0 or self._is_advanced:
             with self._all_or_nothing():
                 self._pass += 1
+                register_loader(self)
                 self._is_advanced = self._is_finished = False
                 try:
                     self._worker.send(worker.Pass(self._pass))
@@ -160,7 +166,9 @@ class AsynchronousDataAccessor:
         while True:
             with self._all_or_nothing():
                 self._free_dead_slots()
-            self._worker.wait()
+                has_come = self._fetch()
+            if not has_come:
+                self._wait()
             with self._all_or_nothing():
                 message = self._receive()
                 if message.number < self._pass:  # the caller has left that pass early
@@ -172,6 +180,38 @@ class AsynchronousDataAccessor:
             if self._is_finished:
                 raise StopIteration
             return element
+
+    def _fetch(self) -> bool:
+        """Count the elements that are ready, and return whether there is a message."""
+        messages = self._worker.fetch()
+        filled = [one for one in messages if isinstance(one, worker.Filled)]
+        self._num_ready = sum(one.slot is not None and one.number >= self._pass for one in filled)
+        if filled:
+            self._seconds_full = filled[-1].seconds_full
+        return bool(messages)
+
+    def _wait(self) -> None:
+        """Wait for a message, or for the end of the worker."""
+        began = time.monotonic()
+        self._num_waits += 1
+        try:
+            self._worker.wait()
+        finally:
+            self._seconds_waited += time.monotonic() - began
+
+    def _queue_state(self) -> QueueState | None:
+        if self._worker.is_stopped:
+            return None
+        is_loader = isinstance(self._dataset, BatchLoader)
+        return QueueState(
+            name="DataLoader" if is_loader else "AsynchronousDataAccessor",
+            # Before the loop keeps elements, there is room for more.
+            ready=min(self._num_ready, self._buffer_size),
+            depth=self._buffer_size,
+            waits=self._num_waits,
+            seconds_waited=self._seconds_waited,
+            seconds_full=self._seconds_full,
+        )
 
     def _take(self, message: worker.Filled) -> Any:
         """Return the element of a slot, and make sure that the slot is freed later."""

@@ -10,7 +10,8 @@ import pickle
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import forkserver
@@ -68,6 +69,7 @@ class WorkerProcess:
         if strategy is SharingStrategy.ForkServer:
             _preload(context)
         self._connection, others_end = context.Pipe(duplex=True)
+        self._fetched: deque[Any] = deque()
         self._file = None
         load: Callable[[], Iterable[Any]] = _Parcel(data, "")
         if strategy is not SharingStrategy.Fork:
@@ -117,10 +119,17 @@ class WorkerProcess:
         """
         self._connection.send(message)
 
+    def fetch(self) -> Collection[Any]:
+        """Read all messages that have come; return those that ``receive`` will return, in order."""
+        with suppress(OSError, EOFError):  # `receive` tells that the worker has died
+            while self._connection.poll():
+                self._fetched.append(self._connection.recv())
+        return self._fetched
+
     def wait(self) -> None:
         """Wait for a message, or for the end of the worker."""
         # Wait for the process as well: processes that the worker has forked may keep the pipe open.
-        while not self._connection.poll(_CHECK_SECONDS) and self._lives():
+        while not self._fetched and not self._connection.poll(_CHECK_SECONDS) and self._lives():
             pass
 
     def receive(self) -> Any:
@@ -130,6 +139,9 @@ class WorkerProcess:
             EOFError: There is no message, and the worker has died.
         """
         self.wait()
+        if self._fetched:
+            return self._fetched.popleft()
+        # Only this message: a file may follow it.
         try:
             if self._connection.poll():
                 return self._connection.recv()

@@ -25,6 +25,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections import deque
@@ -66,12 +67,14 @@ class Filled(NamedTuple):
     """A slot that holds an element, or the end of a pass.
 
     If the shapes of an element differ from those of the slots, ``tensors`` has its pickled tensors,
-    and the slot is only used to count the element.
+    and the slot is only used to count the element. ``seconds_full`` says how long the worker has
+    waited for free slots so far.
     """
 
     number: int
     slot: int | None
     tensors: bytes | None = None
+    seconds_full: float = 0.0
 
 
 class Failed(NamedTuple):
@@ -231,6 +234,7 @@ class _Producer:
         self._types: list[TensorType] = []
         self._slots: list[list[torch.Tensor]] = []
         self._free = deque(range(settings.num_slots))
+        self._seconds_full = 0.0
         self._wanted = 0
         self._last_allowed = 1 if settings.early_preload else 0
 
@@ -251,7 +255,7 @@ class _Producer:
                 "AsynchronousDataAccessor: the dataset is empty, or has too few samples for one "
                 "batch."
             )
-        self._send(Filled(number, None))
+        self._send(Filled(number, None, None, self._seconds_full))
 
     def _elements(self) -> Iterator[list[torch.Tensor]]:
         elements = self._flat_elements()
@@ -270,14 +274,21 @@ class _Producer:
             assert self._layout is not None  # (it has flattened the element)
             self._start(self._layout, types)
         pickled = None if types == self._types else self._pickled(tensors, types)
-        while not self._free:
-            self._receive()
+        self._wait_for_slot()
         slot = self._free.popleft()
         if pickled is None:
             with torch.no_grad():
                 for target, tensor in zip(self._slots[slot], tensors, strict=True):
                     target.copy_(tensor)
-        self._send(Filled(number, slot, pickled))
+        self._send(Filled(number, slot, pickled, self._seconds_full))
+
+    def _wait_for_slot(self) -> None:
+        if self._free:
+            return
+        began = time.monotonic()
+        while not self._free:
+            self._receive()
+        self._seconds_full += time.monotonic() - began
 
     def _pickled(self, tensors: list[torch.Tensor], types: list[TensorType]) -> bytes:
         """Return the pickled tensors of an element that does not fit a slot, if that is allowed."""

@@ -19,11 +19,13 @@ from popsim_torch.feeds.checks import OneProcess, check_integer, check_placement
 from popsim_torch.feeds.datasets import Source
 from popsim_torch.feeds.producer import ElementKind, Producer, failure_text, make_stopper
 from popsim_torch.feeds.structure import Component, Structure
+from popsim_torch.queue_state import QueueState
 from popsim_torch.tables import Described
 
 __all__ = ["InfeedQueue", "lasting_queue_of", "queue_of", "taking"]
 
 _MOST_AHEAD = 255
+_COUNTERS = ("pushed", "taken", "waits", "seconds_waited", "seconds_full", "ready")
 
 taking: ContextVar[Callable[[InfeedQueue], Any] | None] = ContextVar("taking", default=None)
 """The function that ``next(queue)`` calls; set while the body of a loop is traced."""
@@ -82,6 +84,7 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         self._is_active = False
         self._run_began = self._seconds_run = 0.0
         self._closed = False
+        self._shown_name = where
         _living.add(self)
 
     # Start, reset and end of a queue
@@ -183,16 +186,34 @@ class InfeedQueue(Described, AbstractContextManager["InfeedQueue"]):
         Returns:
             ``pushed``, ``taken``: the number of elements made, and taken by programs. ``waits``,
             ``seconds_waited``: how often and how long programs waited for data. ``seconds_full``:
-            how long the dataset's thread waited for a free slot. ``seconds_run``: how long programs
-            ran. ``starved_fraction``: the share of that time in which they waited, from 0 to 1.
+            how long the dataset's thread waited for a free slot. ``ready``: the number of elements
+            that no program has taken yet. ``depth``: the number of slots. ``seconds_run``: how long
+            programs ran. ``starved_fraction``: the share of that time in which they waited, from 0
+            to 1.
         """
-        names = ("pushed", "taken", "waits", "seconds_waited", "seconds_full")
-        found = dict.fromkeys(names, 0) if self._ring is None else self._ring.statistics()
+        found: dict[str, float]
+        if self._ring is None:
+            found = {**dict.fromkeys(_COUNTERS, 0), "depth": self._prefetch_depth}
+        else:
+            found = self._ring.statistics()
         with self._lock:
             running = time.monotonic() - self._run_began if self._is_active else 0.0
             seconds_run = self._seconds_run + running
         starved = min(1.0, found["seconds_waited"] / seconds_run) if seconds_run > 0 else 0.0
         return {**found, "seconds_run": seconds_run, "starved_fraction": starved}
+
+    def _queue_state(self) -> QueueState | None:
+        if self._ring is None:
+            return None
+        found = self._ring.statistics()
+        return QueueState(
+            name=self._shown_name,
+            ready=int(found["ready"]),
+            depth=int(found["depth"]),
+            waits=int(found["waits"]),
+            seconds_waited=found["seconds_waited"],
+            seconds_full=found["seconds_full"],
+        )
 
     def _figures(self) -> dict[str, object]:
         return {

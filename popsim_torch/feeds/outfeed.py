@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from popsim_torch.feeds.checks import check_integer, check_placement, check_seco
 from popsim_torch.feeds.reading import OutfeedMode, QueueReader
 from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
 from popsim_torch.ops import op_listener
+from popsim_torch.queue_state import QueueState
 from popsim_torch.tables import Described
 
 __all__ = ["OutfeedMode", "OutfeedQueue"]
@@ -25,7 +27,7 @@ _WHEN_FULL = ("wait", "raise", "drop_oldest", "drop_newest", "spill")
 _PATIENCE = 60.0
 _COUNTERS = (
     *("enqueued", "dequeued", "bytes", "peak_bytes"),
-    *("dropped", "spilled", "waits", "seconds_waited"),
+    *("dropped", "spilled", "waits", "seconds_waited", "ready"),
 )
 
 
@@ -100,7 +102,7 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
         self._max_bytes, self._when_full = max_bytes, when_full
         self._patience = patience
         self._lock = threading.Lock()
-        self._source = ""
+        self._source = self._shown_name = ""
 
     # Methods that programs call
 
@@ -225,11 +227,32 @@ class OutfeedQueue(QueueReader, Described, AbstractContextManager["OutfeedQueue"
             ``enqueued``, ``dequeued``: the number of elements. ``bytes``, ``peak_bytes``: the size
             of the unread elements in memory, now and at most. ``dropped``: the number of elements
             dropped unread. ``spilled``: the number of elements written to disk. ``waits``,
-            ``seconds_waited``: how often and how long programs waited for a reader.
+            ``seconds_waited``: how often and how long programs waited for a reader. ``ready``: the
+            number of elements that can be read.
         """
         if self._native is None:
             return dict.fromkeys(_COUNTERS, 0)
         return self._native.statistics()
+
+    def _queue_state(self) -> QueueState | None:
+        if self._native is None or self._mode == OutfeedMode.LAST:
+            return None
+        found = self._native.statistics()
+        return QueueState(
+            name=self._shown_name or f"OutfeedQueue {os.path.basename(self._source)}",
+            ready=int(found["ready"]),
+            depth=self._depth(),
+            waits=int(found["waits"]),
+            seconds_waited=found["seconds_waited"],
+            seconds_full=None,
+        )
+
+    def _depth(self) -> int | None:
+        """Return the number of elements that fit; None if there is no limit."""
+        if self._max_bytes is None or self._when_full == "spill":
+            return None
+        element = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self._components)
+        return max(1, self._max_bytes // max(element, 1))
 
     def _figures(self) -> dict[str, object]:
         return {"mode": self._mode.name, **self.statistics(), "closed": self._closed}

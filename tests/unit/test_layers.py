@@ -27,6 +27,7 @@ PYTHON_LAYERS = (
         *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
         "verdict",
         "tables",
+        "queue_state",
     ),
     ("alias", "environment", "logs", "tensors"),
     ("anchors", "_native"),

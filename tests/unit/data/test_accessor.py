@@ -15,6 +15,7 @@ from popsim_torch.dataloader import DataLoader
 from popsim_torch.enums import DataLoaderMode, SharingStrategy
 from popsim_torch.errors import Error, UsageAssertionError
 from popsim_torch.options import Options
+from popsim_torch.queue_state import loaders
 
 
 def make(dataset, **arguments):
@@ -457,3 +458,66 @@ def test_buffer_size_is_a_positive_int(buffer_size):
 def test_sharing_strategy_must_be_the_enum():
     with pytest.raises(UsageAssertionError, match="sharing_strategy=2 is not"):
         AsynchronousDataAccessor([torch.ones(1)], sharing_strategy=2)
+
+
+# How full it is
+
+
+def state_when(accessor, condition):
+    """Take elements, slowly, until the state of the accessor meets a condition; return it."""
+    for _ in range(50):
+        next(accessor)
+        state = accessor._queue_state()
+        if condition(state):
+            return state
+        time.sleep(0.01)
+    raise AssertionError(state)
+
+
+class Slow:
+    """Tensors that take their time."""
+
+    def __iter__(self):
+        for i in range(100):
+            time.sleep(0.005)
+            yield torch.tensor(i)
+
+
+def test_the_worker_waits_for_a_loop_that_is_slow():
+    accessor = make(Numbers(100), buffer_size=3)
+    assert accessor not in loaders()
+    iter(accessor)
+    assert accessor in loaders()
+    state = state_when(accessor, lambda state: state.ready == 3)
+    assert (state.name, state.depth) == ("AsynchronousDataAccessor", 3)
+    waits = state.waits
+    state = state_when(accessor, lambda state: state.seconds_full > 0.02)
+    assert state.waits == waits
+    accessor.terminate()
+    assert accessor._queue_state() is None
+
+
+def test_a_loop_waits_for_data_that_is_slow():
+    accessor = make(Slow(), buffer_size=3)
+    for _ in range(20):
+        next(accessor)
+    state = accessor._queue_state()
+    assert state.ready == 0 and state.waits >= 15
+    assert state.seconds_waited > 0.05
+    accessor.terminate()
+
+
+def test_a_loader_says_how_full_it_is():
+    data = TensorDataset(torch.arange(64.0))
+    loader = DataLoader(
+        Options(),
+        data,
+        mode=DataLoaderMode.Async,
+        async_options={"sharing_strategy": SharingStrategy.Fork, "buffer_size": 2},
+    )
+    for _ in loader:
+        time.sleep(0.005)
+    (state,) = [one._queue_state() for one in loaders() if one is loader._accessor]
+    assert (state.name, state.depth) == ("DataLoader", 2)
+    assert state.ready <= 2
+    loader.terminate()

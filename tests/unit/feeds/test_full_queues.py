@@ -2,6 +2,7 @@
 
 import collections
 import random
+import re
 import resource
 import tempfile
 
@@ -38,6 +39,35 @@ def test_elements_are_dropped(when_full, kept):
         assert found["dropped"] == 20 * number and found["dequeued"] == 10 * number
         assert found["peak_bytes"] == 40 and found["bytes"] == 0 and found["waits"] == 0
     assert "40 dropped" in repr(queue)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ready", "depth"),
+    [
+        ({}, 30, None),
+        ({"max_bytes": 43, "when_full": "drop_newest"}, 10, 10),
+        ({"max_bytes": 40, "when_full": "spill"}, 30, None),
+        ({"max_bytes": 3, "when_full": "drop_oldest"}, 1, 1),
+    ],
+)
+def test_how_full_a_queue_is(arguments, ready, depth):
+    queue = poptorch.OutfeedQueue(**arguments)
+    assert queue._queue_state() is None
+    counting(queue, 30)()
+    state = queue._queue_state()
+    assert (state.ready, state.depth) == (ready, depth)
+    assert (state.waits, state.seconds_waited, state.seconds_full) == (0, 0.0, None)
+    assert re.fullmatch(r"OutfeedQueue small_programs\.py:\d+", state.name)
+    assert queue.statistics()["ready"] == ready
+    queue.get()
+    assert queue.statistics()["ready"] == queue._queue_state().ready == ready - 1
+    queue.dequeue()  # and no file is left for the tests that count them
+
+
+def test_a_queue_of_the_newest_element_is_never_full():
+    queue = poptorch.OutfeedQueue(poptorch.OutfeedMode.LAST)
+    counting(queue, 3)()
+    assert queue._queue_state() is None
 
 
 def test_one_element_always_has_a_place():

@@ -357,6 +357,25 @@ def test_statistics_tell_who_waited():
     gate.put(None)
 
 
+def test_statistics_tell_how_full_the_queue_is():
+    infeed = poptorch.InfeedQueue(torch.arange(20.0), prefetch_depth=4)
+    found = infeed.statistics()
+    assert (found["ready"], found["depth"]) == (0, 4)
+    assert infeed._queue_state() is None
+    for _ in range(2):
+        infeed.initializer  # noqa: B018
+        wait_until(lambda: infeed.statistics()["ready"] == 4)
+        infeed.reset()
+        assert infeed.statistics()["ready"] == 0
+    outfeed = poptorch.OutfeedQueue()
+    passing(infeed, outfeed, 3)()
+    wait_until(lambda: infeed.statistics()["ready"] == 4)
+    state = infeed._queue_state()
+    assert (state.name, state.ready, state.depth) == ("InfeedQueue", 4, 4)
+    assert state.waits == infeed.statistics()["waits"] and state.seconds_full > 0
+    infeed.close()
+
+
 def test_a_queue_is_not_copied():
     import copy
     import pickle
