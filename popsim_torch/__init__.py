@@ -111,6 +111,7 @@ from popsim_torch.options.pipelining import (
 from popsim_torch.pipelining import pipeline
 from popsim_torch.processes.traffic import Traffic
 from popsim_torch.processor import BuildInfo, build_info
+from popsim_torch.queue_state import QueueState
 from popsim_torch.records import (
     Difference,
     FirstDifference,
@@ -238,6 +239,7 @@ __all__ = [
     "PipelinedExecution",
     "PipeliningOptions",
     "PoplarExecutor",
+    "QueueState",
     "RecomputationMode",
     "Record",
     "RecordError",

@@ -15,8 +15,9 @@ class QueueState:
     """How full a queue is, and who waited for it.
 
     Attributes:
-        name: ``InfeedQueue``; ``OutfeedQueue`` and the line that enqueues; or ``DataLoader`` or
-            ``AsynchronousDataAccessor``. A number follows if several have the same name.
+        name: ``InfeedQueue``; ``OutfeedQueue`` and the line that enqueues; ``DataLoader`` or
+            ``AsynchronousDataAccessor``; ``data of fit`` and ``results of fit`` for the queues of
+            ``fit``. A number follows if several have the same name.
         ready: The number of elements that can be taken. Of a loader, when the loop asked last.
         depth: The number of elements that the queue has room for; None if there is no limit. In an
             infeed queue, the elements that the program works on take some of the room.

@@ -17,6 +17,7 @@ from popsim_torch.errors import Error, RecordError, UsageAttributeError, UsageVa
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.observed import Condition, Observer
+from popsim_torch.executor.queues import queue_states
 from popsim_torch.executor.record_threads import start_reading
 from popsim_torch.executor.recording import ProgramRecorder
 from popsim_torch.executor.table import table
@@ -341,6 +342,7 @@ class Observing:
             return
         self._looks = True
         try:
+            self._show_queues()
             self._pass_on()
         finally:
             self._looks = False
@@ -359,6 +361,15 @@ class Observing:
                     sink.write_records(records)
                     if observer.dropped:
                         sink.records_dropped(observer.dropped)
+
+    def _show_queues(self) -> None:
+        """Tell the sinks that want to know it how full the queues of the programs are."""
+        sinks = [one for one in self._sinks if one.shows_queues]
+        programs = self._programs if sinks else []
+        states = queue_states([one.compiled.queues for one in programs]) if programs else []
+        for sink in sinks:
+            if states:
+                sink.show_queues(states)
 
     def _keep(self, records: list[Record], num_bytes: int) -> None:
         """Keep records for ``observations()``, and drop the oldest ones if they are too many."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from popsim_torch import _native
 from popsim_torch.errors import Error
 from popsim_torch.feeds import InfeedQueue
 from popsim_torch.feeds.runs import ProgramQueue, Running
 from popsim_torch.ir import LoopCounts
+from popsim_torch.queue_state import HasQueueState, QueueState, loaders
 from popsim_torch.trace.graph.enqueues import Enqueue
 
 
@@ -61,6 +63,11 @@ class Queues:
     def shared(self) -> tuple[int, ...]:
         """The positions of the inputs with one value that all micro-batches read."""
         return tuple(i for i, place in enumerate(self._places) if place.shared)
+
+    @property
+    def all(self) -> list[HasQueueState]:
+        """The queues that feed the program, and those that it feeds."""
+        return [*self._infeeds, *(enqueue.queue for enqueue in self._enqueues.values())]
 
     def connect(
         self,
@@ -130,3 +137,22 @@ class Queues:
             self._told.__exit__(kind, error, trace)
         finally:
             self._is_running = False
+
+
+def queue_states(programs: Iterable[Queues | None]) -> list[QueueState]:
+    """Return how full the queues of some programs are, and the loaders of this process.
+
+    Args:
+        programs: The queues of each program; None for a program without queues.
+    """
+    queues = [queue for one in programs if one is not None for queue in one.all]
+    states = [queue._queue_state() for queue in dict.fromkeys([*loaders(), *queues])]
+    numbers: Counter[str] = Counter()
+    shown = []
+    for state in states:
+        if state is None:
+            continue
+        numbers[state.name] += 1
+        number = numbers[state.name]
+        shown.append(replace(state, name=f"{state.name} {number}") if number > 1 else state)
+    return shown

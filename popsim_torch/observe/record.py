@@ -68,7 +68,12 @@ class Record:
 
 
 class RecordSink(Protocol):
-    """An object that gets records while a model runs, on a thread of their reader."""
+    """An object that gets records while a model runs, on a thread of their reader.
+
+    Two methods more are called if the sink has them: ``records_dropped(count)`` with the number of
+    records that were lost since the beginning, and ``show_queues(states)`` with a ``QueueState``
+    for each queue of the running program, about 20 times per second.
+    """
 
     def write_records(self, records: Sequence[Record]) -> None:
         """Take the records of one device iteration or a part of it, in the order of the program."""

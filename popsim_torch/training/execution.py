@@ -58,6 +58,7 @@ class Execution:
         self._steps_name = steps_name
         self._infeed = infeed = InfeedQueue(stream)
         self._outfeed = outfeed = OutfeedQueue()
+        infeed._shown_name, outfeed._shown_name = f"data of {caller}", f"results of {caller}"
         self._caller, self._steps, self._accumulation = caller, steps, accumulation
         self._replicas = options.replication_factor
         iterations = steps // self._replicas

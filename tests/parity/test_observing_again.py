@@ -1,5 +1,6 @@
 """Observing what runs again: after a bad number, after destroy, and from a file."""
 
+import gc
 import warnings
 
 import pytest
@@ -126,3 +127,75 @@ def test_the_class_of_a_sink_is_refused():
     training = make(make_options().observe(NAME))
     with pytest.raises(TypeError, match=r"the class SummaryFile is no sink.*SummaryFile\(\.\.\.\)"):
         training.add_sink(poptorch.SummaryFile)
+
+
+class Watcher:
+    """A sink that keeps the states of queues."""
+
+    def __init__(self):
+        self.states, self.num_records = [], 0
+
+    def write_records(self, records):
+        self.num_records += len(records)
+
+    def show_queues(self, states):
+        self.states.append(states)
+
+    def close(self):
+        pass
+
+
+class Feeding(Ratio):
+    """Puts its output into a queue."""
+
+    def __init__(self, queue):
+        super().__init__()
+        self.queue = queue
+
+    def forward(self, x):
+        self.queue.enqueue(x)
+        return super().forward(x)
+
+
+def test_a_sink_sees_the_queues_of_the_model_and_the_loader_that_feeds_it():
+    gc.collect()  # loaders of other tests
+    options = make_options().observe(NAME, every=1)
+    loader = poptorch.DataLoader(
+        options,
+        torch.utils.data.TensorDataset(torch.rand(12, 4) + 1),
+        2,
+        mode=poptorch.DataLoaderMode.Async,
+        async_options={"sharing_strategy": poptorch.SharingStrategy.Fork},
+    )
+    queue, sink = poptorch.OutfeedQueue(max_bytes=8 * 32), Watcher()
+    model = Feeding(queue)
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.1))
+    training.add_sink(sink)
+    for (x,) in loader:
+        training(x)
+    training.close_sinks()
+    loader_state, queue_state = sink.states[-1]
+    assert (loader_state.name, loader_state.depth) == ("DataLoader", 3)
+    assert queue_state.name.startswith("OutfeedQueue test_observing_again.py:")
+    assert (queue_state.ready, queue_state.depth) == (6, 8)
+    assert sink.num_records == 6
+    training.destroy()
+    loader.terminate()
+
+
+def test_a_sink_of_fit_sees_its_queues():
+    gc.collect()  # loaders of other tests
+    sink, net = Watcher(), nn.Linear(4, 4)
+    poptorch.fit(
+        net,
+        [(torch.rand(2, 4), torch.rand(2, 4))] * 6,
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
+        options=make_options().observe("Gradient___*.weight", every=1),
+        callbacks=[sink],
+        verbose=0,
+    )
+    data, results = sink.states[-1]
+    assert (data.name, data.depth) == ("data of fit", 3)
+    assert (results.name, results.depth) == ("results of fit", None)
+    assert sink.num_records == 6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -200,12 +200,30 @@ def compare_runs(model: Net, optimizer: torch.optim.Optimizer) -> str:
     return f"{first.name} at step {first.step}, {0 if samples is None else samples.ulp} ulp"
 
 
+class SlowestQueue:
+    """A sink that remembers the queue that the program has waited for most."""
+
+    def __init__(self) -> None:
+        self.slowest: poptorch.QueueState | None = None
+
+    def write_records(self, records: Sequence[poptorch.Record]) -> None:
+        """Take no records."""
+
+    def show_queues(self, states: Sequence[poptorch.QueueState]) -> None:
+        """Look at the queues of the program."""
+        self.slowest = max(states, key=lambda state: state.seconds_waited)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 def show_records(records: list[poptorch.Record]) -> list[poptorch.Alarm]:
     """Send records to every sink, and draw them."""
     sinks: list[poptorch.RecordSink] = [
         poptorch.SummaryFile("records.jsonl"),
         poptorch.LiveTerminal("Gradient___*", statistic="std"),
         poptorch.HtmlPage("run.html", seconds=60),
+        SlowestQueue(),
     ]
     for sink in sinks:
         sink.write_records(records)

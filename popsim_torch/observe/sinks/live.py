@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, TextIO
 from popsim_torch.errors import UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks.alarms import Alarm, AlarmFinder
+from popsim_torch.observe.sinks.fills import Queues
 from popsim_torch.observe.sinks.series import COLUMNS, label
+from popsim_torch.observe.sinks.texts import plural, printable, short_number
+from popsim_torch.queue_state import QueueState
 from popsim_torch.statistics import Statistics
 
 if TYPE_CHECKING:
     from popsim_torch.observe.sinks.screen import Screen
 
-__all__ = ["LiveTerminal", "Row", "short_number", "sparkline"]
+__all__ = ["LiveTerminal", "Row"]
 
 _SCREEN_SECONDS = 0.25
 _LINES_SECONDS = 1.0
 _NAMES_IN_A_LINE = 4
 _ALARM_LINES = 8
-_BARS = "▁▂▃▄▅▆▇█"
-_ASCII_BARS = ".:-=+*#@"
 _KINDS = {"nan": "NaN", "inf": "inf", "zeros": "all 0", "norm": "norm explodes"}
 
 
@@ -69,6 +70,10 @@ class LiveTerminal:
     no terminal, there is a line at most once per second, and one for each new alarm, without
     control characters.
 
+    Below are the queues of the running program: how many elements are ready, over time, too, and
+    how long the program and the producer of the elements waited. These are its infeed and outfeed
+    queues, and the asynchronous loaders of the process.
+
     Args:
         select: Patterns of the tensors to show, such as ``"Gradient___*"``; None for all.
         statistic: The statistic of the bars: ``"norm"``, ``"mean"``, ``"std"``, ``"minimum"``,
@@ -99,6 +104,7 @@ class LiveTerminal:
         self._history = history
         self._stream = sys.stdout if stream is None else stream
         self._rows: dict[str, Row] = {}
+        self._queues = Queues(history)
         self._alarms = AlarmFinder()
         self._dropped = 0
         self._step = -1
@@ -114,14 +120,23 @@ class LiveTerminal:
                 new += self._take(record)
         if self._screen is None:
             self._print_alarms(new)
-        seconds = _LINES_SECONDS if self._screen is None else _SCREEN_SECONDS
-        if self._pending and time.monotonic() - self._shown_at >= seconds:
-            self._show()
+        self._show_if_due()
 
     def records_dropped(self, count: int) -> None:
         """Take the number of records that were dropped since the beginning."""
         self._pending |= count != self._dropped
         self._dropped = count
+
+    def show_queues(self, states: Sequence[QueueState]) -> None:
+        """Take how full the queues of the running program are.
+
+        Args:
+            states: A state for each queue.
+        """
+        # Lines come with records alone.
+        if self._queues.take(states) and self._screen is not None and self._rows:
+            self._pending = True
+            self._show_if_due()
 
     def close(self) -> None:
         """Show what came last, and leave it on the terminal."""
@@ -148,25 +163,33 @@ class LiveTerminal:
         self._pending = True
         return new
 
+    def _show_if_due(self) -> None:
+        """Show what is new if the last time is long enough ago."""
+        seconds = _LINES_SECONDS if self._screen is None else _SCREEN_SECONDS
+        if self._pending and time.monotonic() - self._shown_at >= seconds:
+            self._show()
+
     def _show(self) -> None:
+        self._queues.note_fills()
         if self._screen is None:
             self._print(self._line())
         else:
-            self._screen.show(list(self._rows.values()), self._statistic, self._foot())
+            rows, queues = list(self._rows.values()), self._queues.rows
+            self._screen.show(rows, queues, self._statistic, self._foot())
         self._shown_at = time.monotonic()
         self._pending = False
 
     def _foot(self) -> str:
         """Return how much there is: steps, tensors, alarms, dropped records."""
-        parts = [f"step {self._step}", _plural(len(self._rows), "tensor")]
+        parts = [f"step {self._step}", plural(len(self._rows), "tensor")]
         if self._alarms.alarms:
-            parts.append(_plural(len(self._alarms.alarms), "alarm"))
+            parts.append(plural(len(self._alarms.alarms), "alarm"))
         if self._dropped:
-            parts.append(f"{_plural(self._dropped, 'record')} dropped")
+            parts.append(f"{plural(self._dropped, 'record')} dropped")
         return ", ".join(parts)
 
     def _line(self) -> str:
-        """Return a line with the statistic of some tensors, those with alarms first."""
+        """Return a line with the statistic of some tensors, those with alarms first, and queues."""
         rows = sorted(self._rows.values(), key=lambda row: not row.alarms)
         shown = [
             f"{row.name} {short_number(row.values[-1])}"
@@ -175,7 +198,9 @@ class LiveTerminal:
         ]
         rest = len(rows) - len(shown)
         more = f", and {rest} more" if rest else ""
-        return f"{self._foot()}; {self._statistic}: {', '.join(shown)}{more}"
+        queues = ", ".join(row.text for row in self._queues.rows)
+        end = f"; queues: {queues}" if queues else ""
+        return f"{self._foot()}; {self._statistic}: {', '.join(shown)}{more}{end}"
 
     def _print_alarms(self, alarms: Sequence[Alarm]) -> None:
         for alarm in alarms[:_ALARM_LINES]:
@@ -199,39 +224,3 @@ def _screen(stream: TextIO) -> Screen | None:
         return None
     screen = Screen(stream)
     return screen if screen.usable else None
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def printable(text: str) -> str:
-    """Return text without characters that would control the terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def short_number(number: float | None) -> str:
-    """Return a number with three significant digits; a dash if there is none."""
-    return "-" if number is None else f"{number:.3g}"
-
-
-def sparkline(values: Sequence[float], ascii_only: bool = False) -> str:
-    """Return numbers as a row of small bars, from the lowest to the highest; ``!`` if not finite.
-
-    Args:
-        values: The numbers.
-        ascii_only: Whether the bars are ASCII characters, for terminals that have no others.
-    """
-    bars = _ASCII_BARS if ascii_only else _BARS
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = min(finite, default=0.0), max(finite, default=0.0)
-    top = len(bars) - 1
-
-    def bar(value: float) -> str:
-        if not math.isfinite(value):
-            return "!"
-        if high == low:
-            return bars[0]
-        return bars[min(top, int((value / 2 - low / 2) / (high / 2 - low / 2) * (top + 1)))]
-
-    return "".join(map(bar, values))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from popsim_torch import logs
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.observe.record import Record, RecordSink
+from popsim_torch.queue_state import QueueState
 
 __all__ = ["SafeSink"]
 
@@ -45,13 +46,7 @@ class SafeSink:
 
     def write_records(self, records: Sequence[Record]) -> None:
         """Pass records on."""
-        if self.error is not None or self._closed:
-            return
-        try:
-            self.sink.write_records(records)
-        except Exception as error:
-            self._give_up(error, "gets no more records")
-            self._close_quietly()
+        self._tell("write_records", records)
 
     def records_dropped(self, count: int) -> None:
         """Tell the sink how many records were dropped so far, if it has a method for it.
@@ -59,14 +54,20 @@ class SafeSink:
         Args:
             count: The number of records since the beginning.
         """
-        tell = getattr(self.sink, "records_dropped", None)
-        if self.error is not None or self._closed or not callable(tell):
-            return
-        try:
-            tell(count)
-        except Exception as error:
-            self._give_up(error, "gets no more records")
-            self._close_quietly()
+        self._tell("records_dropped", count)
+
+    @property
+    def shows_queues(self) -> bool:
+        """Whether the sink has a method for the queues of a program."""
+        return callable(getattr(self.sink, "show_queues", None))
+
+    def show_queues(self, states: Sequence[QueueState]) -> None:
+        """Tell the sink how full the queues of the program are, if it has a method for it.
+
+        Args:
+            states: A state for each queue.
+        """
+        self._tell("show_queues", states)
 
     def close(self) -> None:
         """Close the sink, once."""
@@ -77,6 +78,17 @@ class SafeSink:
             self.sink.close()
         except Exception as error:
             self._give_up(error, "may not have written everything")
+
+    def _tell(self, method: str, argument: object) -> None:
+        """Call a method of the sink if it has it; close the sink if that fails."""
+        tell = getattr(self.sink, method, None)
+        if self.error is not None or self._closed or not callable(tell):
+            return
+        try:
+            tell(argument)
+        except Exception as error:
+            self._give_up(error, "gets no more records")
+            self._close_quietly()
 
     def _give_up(self, error: Exception, consequence: str) -> None:
         self.error = error

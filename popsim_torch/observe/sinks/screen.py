@@ -10,12 +10,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from popsim_torch.observe.sinks.live import Row, short_number, sparkline
+from popsim_torch.observe.sinks.fills import QueueRow
+from popsim_torch.observe.sinks.live import Row
+from popsim_torch.observe.sinks.queue_table import queue_table
+from popsim_torch.observe.sinks.texts import cut, plural, short_number, sparkline
 
 __all__ = ["Screen"]
 
 _AROUND = 3
 """Lines of the table that are no rows: head, foot, and the cursor's."""
+_WITH_QUEUES = 6
+"""With fewer lines for rows than these, queues are not shown."""
 _NUMBERS = (("mean", "mean"), ("std", "std"), ("norm", "norm"), ("max", "maximum"))
 _WIDE, _NARROW = 110, 76
 """Terminals that are not wide show norm and maximum, narrow ones the norm alone (characters)."""
@@ -39,24 +44,35 @@ class Screen:
         """Whether the terminal can draw in the same place again."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
-    def show(self, rows: Sequence[Row], statistic: str, foot: str) -> None:
-        """Draw the table in the place of the one before.
+    def show(
+        self, rows: Sequence[Row], queues: Sequence[QueueRow], statistic: str, foot: str
+    ) -> None:
+        """Draw the tables in the place of those before.
 
         Args:
             rows: The rows; if there are more than lines, those with alarms come first.
+            queues: The rows of the table of queues.
             statistic: The statistic of the bars.
-            foot: The text below the table.
+            foot: The text below the tables.
         """
         if self._live is None:
             self._live = Live(console=self._console, auto_refresh=False)
             self._live.start()
         room = max(1, self._console.height - _AROUND)
+        parts = []
+        if queues and room >= _WITH_QUEUES:
+            most = room // 3
+            width, ascii_only = self._console.width, self._console.options.ascii_only
+            parts.append(queue_table(queues[:most], width, ascii_only))
+            room -= 1 + len(queues[:most])
+            if len(queues) > most:
+                foot += f"; {plural(len(queues) - most, 'queue')} not shown"
         shown = list(rows)
         if len(shown) > room:
             shown = sorted(shown, key=lambda row: not row.alarms)[:room]
             foot += f"; {len(rows) - room} tensors are not shown"
         table = self._table(shown, statistic)
-        self._live.update(Group(table, Text(foot, style="dim")), refresh=True)
+        self._live.update(Group(table, *parts, Text(foot, style="dim")), refresh=True)
 
     def close(self) -> None:
         """Leave the last table on the terminal."""
@@ -80,7 +96,7 @@ class Screen:
         ascii_only = self._console.options.ascii_only
         for row in rows:
             table.add_row(
-                Text(_cut(row.name, room.name), style="bold red" if row.alarms else ""),
+                Text(cut(row.name, room.name), style="bold red" if row.alarms else ""),
                 str(row.step),
                 *(short_number(getattr(row.statistics, name)) for _, name in numbers),
                 Text(sparkline(list(row.values)[-room.bars :], ascii_only), style="cyan"),
@@ -113,11 +129,3 @@ def _widths(width: int, numbers: int, rows: Sequence[Row]) -> _Widths:
     bars = min(max(values, _TITLED_BARS), rest // 3) if width >= _WIDE else _FEW_BARS
     name = max((len(row.name) for row in rows), default=0)
     return _Widths(max(len("tensor"), min(name, rest - bars - alarms)), bars, alarms)
-
-
-def _cut(name: str, width: int) -> str:
-    """Return a name, or its beginning and its end if it is longer than some width."""
-    if len(name) <= width:
-        return name
-    end = (width - 1) * 2 // 3
-    return f"{name[: width - 1 - end]}~{name[len(name) - end :]}"

@@ -10,7 +10,8 @@ import pytest
 
 from popsim_torch.errors import UsageValueError
 from popsim_torch.observe.sinks import LiveTerminal
-from popsim_torch.observe.sinks.live import short_number, sparkline
+from popsim_torch.observe.sinks.texts import short_number, sparkline
+from popsim_torch.queue_state import QueueState
 from tests.unit.observe.made_records import record, training
 
 
@@ -115,7 +116,27 @@ def test_a_terminal_without_rich_gets_lines(clock, monkeypatch):
     assert stream.getvalue() == "step 0, 1 tensor; norm: x 1\n"
 
 
-def shown(records, monkeypatch, width=140, height=40, **arguments):
+DATA = QueueState("InfeedQueue", 2, 3, 0, 0.0, 1.25)
+SLOW = QueueState("DataLoader", 0, 4, 17, 3.14159, 0.0)
+RESULTS = QueueState("OutfeedQueue train.py:7", 12, None, 0, 0.0, None)
+
+
+def test_lines_say_how_full_queues_are(clock):
+    stream = io.StringIO()
+    sink = LiveTerminal(stream=stream)
+    sink.show_queues([DATA, SLOW, RESULTS])
+    assert stream.getvalue() == ""  # a line comes with records alone
+    sink.write_records([record("x", 0, [1.0])])
+    clock[0] = 10.0
+    sink.show_queues([SLOW])
+    sink.close()
+    assert stream.getvalue() == (
+        "step 0, 1 tensor; norm: x 1; queues: InfeedQueue 2/3, DataLoader 0/4 (program waited "
+        "3.14 s (17x)), OutfeedQueue train.py:7 12\n"
+    )
+
+
+def shown(records, monkeypatch, width=140, height=40, queues=(), **arguments):
     """Return what stays on a terminal, and everything that was sent to it."""
     pytest.importorskip("rich", reason="rich is not installed")
     for name, value in (("TERM", "xterm"), ("COLUMNS", width), ("LINES", height)):
@@ -123,6 +144,7 @@ def shown(records, monkeypatch, width=140, height=40, **arguments):
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
     sink = LiveTerminal(stream=stream, **arguments)
+    sink.show_queues(queues)
     sink.write_records(records)
     sink.close()
     sent = stream.getvalue()
@@ -182,6 +204,69 @@ def test_a_terminal_is_not_drawn_more_often_than_it_can_be_seen(monkeypatch, clo
     assert sent[0] == sent[1] == sent[2] < sent[3]
 
 
+def queue_lines(text):
+    """Return the lines of the table of queues, and the foot."""
+    lines = text.splitlines()
+    return lines[[line.startswith("queue") for line in lines].index(True) :]
+
+
+def test_a_terminal_shows_queues_below_tensors(monkeypatch):
+    text, _ = shown(training(3), monkeypatch, queues=[DATA, SLOW, RESULTS])
+    head, data, slow, results, foot, *_ = queue_lines(text)
+    titles = ["queue", "ready", "ready over time", "program waited", "producer waited"]
+    assert re.split("  +", head.strip()) == titles
+    assert data.split() == ["InfeedQueue", "2/3", "▆", "-", "1.25", "s"]
+    assert slow.split() == ["DataLoader", "0/4", "▁", "3.14", "s", "(17x)", "-"]
+    assert results.split() == ["OutfeedQueue", "train.py:7", "12", "█", "-", "-"]
+    assert foot == "step 2, 15 tensors"
+
+
+@pytest.mark.parametrize("width", [60, 75, 76, 110, 200])
+def test_no_line_of_queues_is_wider_than_the_terminal(monkeypatch, width):
+    long = QueueState("OutfeedQueue " + "very_" * 40 + "long.py:7", 3, 8, 1234, 1234.2, None)
+    text, _ = shown(training(40), monkeypatch, width=width, queues=[long, DATA])
+    lines = queue_lines(text)
+    assert len(lines) == 4 and max(map(len, lines)) <= width
+    assert "long.py:7" in lines[1] and "3/8" in lines[1] and "1234 s (1234x)" in lines[1]
+    assert ("producer waited" in lines[0]) == (width >= 76)
+
+
+def test_a_small_terminal_shows_a_part_of_the_queues(monkeypatch):
+    queues = [QueueState(f"queue{number}", 0, 1, 0, 0.0, None) for number in range(9)]
+    text, _ = shown(training(1), monkeypatch, height=12, queues=queues)
+    assert queue_lines(text)[-1].endswith("; 6 queues not shown; 10 tensors are not shown")
+    assert len(text.splitlines()) == 11
+    text, _ = shown(training(1), monkeypatch, height=8, queues=queues)
+    assert "queue0" not in text
+
+
+def test_queues_are_drawn_while_the_program_waits(monkeypatch, clock):
+    """No record comes meanwhile."""
+    pytest.importorskip("rich", reason="rich is not installed")
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    sink = LiveTerminal(stream=stream)
+    sink.show_queues([DATA])
+    assert stream.getvalue() == ""
+    sink.write_records([record("x", 0, [1.0])])
+    sent = []
+    for ready in (2, 1, 1, 0):
+        clock[0] += 0.15
+        sink.show_queues([QueueState("InfeedQueue", ready, 3, 0, 0.0, 0.0)])
+        sent.append(stream.getvalue())
+    assert len(sent[0]) < len(sent[1]) == len(sent[2]) < len(sent[3])
+    assert "▆▃▁" in sent[3] and "0/3" in sent[3]
+    sink.close()
+
+
+def test_names_of_queues_cannot_control_the_terminal(clock):
+    stream = io.StringIO()
+    sink = LiveTerminal(stream=stream)
+    sink.show_queues([QueueState("a\x1b[2Jb", 1, 1, 0, 0.0, None)])
+    sink.write_records([record("x", 0, [1.0])])
+    assert stream.getvalue() == "step 0, 1 tensor; norm: x 1; queues: a?[2Jb 1/1\n"
+
+
 @pytest.mark.parametrize(
     ("values", "bars"),
     [
@@ -193,6 +278,11 @@ def test_a_terminal_is_not_drawn_more_often_than_it_can_be_seen(monkeypatch, clo
 )
 def test_bars(values, bars):
     assert sparkline(values) == bars
+
+
+def test_bars_of_a_span():
+    assert sparkline([0, 1, 2, 3], span=(0, 3)) == "▁▃▆█"
+    assert sparkline([2, 2], span=(0, 4)) == "▅▅"
 
 
 def test_bars_of_ascii_and_numbers():

@@ -67,6 +67,20 @@ def test_a_sink_that_fails_with_a_count_gets_no_more(caplog):
     assert safe.sink.calls == ["write_records", "records_dropped", "close"] and len(warnings) == 1
 
 
+def test_a_sink_that_fails_with_queues_gets_no_more(caplog):
+    class Watching(Failing):
+        def show_queues(self, states):
+            self.call("show_queues")
+
+    assert not SafeSink(Failing()).shows_queues
+    safe = SafeSink(Watching("show_queues"))
+    assert safe.shows_queues
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        safe.show_queues([])
+        safe.show_queues([])
+    assert safe.sink.calls == ["show_queues", "close"] and len(caplog.records) == 1
+
+
 def test_a_sink_that_fails_to_close(caplog):
     safe, warnings = use(Failing("close"), caplog)
     assert safe.sink.calls.count("close") == 1
