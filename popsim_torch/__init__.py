@@ -148,6 +148,8 @@ from popsim_torch.stages import (
 )
 from popsim_torch.stages import print as print
 from popsim_torch.statistics import (
+    Channels,
+    ChannelStatistics,
     Counts,
     Fingerprint,
     Histogram,
@@ -184,6 +186,8 @@ __all__ = [
     "Block",
     "BlockFunction",
     "BuildInfo",
+    "ChannelStatistics",
+    "Channels",
     "Checkpoint",
     "CommGroupType",
     "ConfigFileError",

@@ -11,12 +11,28 @@ from typing import Any
 import torch
 
 from popsim_torch import _native, logs
-from popsim_torch.errors import listed_names
-from popsim_torch.ir import Graph, LoopCounts, Phase, Program, select_tensors, tensor_infos
+from popsim_torch.errors import UsageValueError, listed_names
+from popsim_torch.ir import (
+    Graph,
+    LoopCounts,
+    Phase,
+    Program,
+    Tensor,
+    select_tensors,
+    tensor_infos,
+)
 from popsim_torch.observe.record import Record
 from popsim_torch.options.observing import Observation
 from popsim_torch.passes.observe import ObservedBlock, ObservedTensor, add_observations
-from popsim_torch.statistics import Decoder, Histogram, Request, Statistics, merge
+from popsim_torch.statistics import (
+    Channels,
+    Decoder,
+    Histogram,
+    Request,
+    Statistics,
+    fitting,
+    merge,
+)
 
 __all__ = ["Observed", "Observer", "observe_program"]
 
@@ -73,6 +89,8 @@ def observe_program(
     if not observations:
         return None
     chosen = [_names(program, one) for one in observations]
+    for observation, names in zip(observations, chosen, strict=True):
+        _check_channels(program, observation, names)
     tensors = _observed_tensors(program, observations, chosen)
     if not tensors:
         return None
@@ -107,6 +125,25 @@ def _names(program: Program, observation: Observation) -> list[str]:
     return names
 
 
+def _check_channels(program: Program, observation: Observation, names: Sequence[str]) -> None:
+    """Warn if channels are asked for of an axis that none of the tensors has."""
+    shapes = {name: _tensor(program, name).shape for name in names}
+    channels = [one for one in observation.requests if isinstance(one, Channels)]
+    for one in channels if names else ():
+        if all(one.axis_of(len(shape)) < 0 for shape in shapes.values()):
+            name, shape = max(shapes.items(), key=lambda item: len(item[1]))
+            logs.python.warning(
+                "Options.observe: there will be no statistics of channels. %s asks for an axis "
+                "that none of the selected tensors has; '%s' has most axes, its shape is %s. Pass "
+                "another axis, or select other tensors.",
+                *(one, name, list(shape)),
+            )
+
+
+def _tensor(program: Program, name: str) -> Tensor:
+    return program.graph.tensors[program.graph.names[name]]
+
+
 def _observed_tensors(
     program: Program, observations: Sequence[Observation], chosen: Sequence[Sequence[str]]
 ) -> list[ObservedTensor]:
@@ -119,18 +156,30 @@ def _observed_tensors(
             if not one.by_iteration:
                 by_micro_batch.add(name)
     return [
-        ObservedTensor(info.name, _united(requests[info.name]), info.name not in by_micro_batch)
+        ObservedTensor(
+            info.name,
+            _united(_tensor(program, info.name), info.name, requests[info.name]),
+            info.name not in by_micro_batch,
+        )
         for info in tensor_infos(program)
         if info.name in requests
     ]
 
 
-def _united(requests: Iterable[Request]) -> tuple[Request, ...]:
-    """Return one request of each kind: that which asks for most."""
+def _united(tensor: Tensor, name: str, requests: Iterable[Request]) -> tuple[Request, ...]:
+    """Return one request of each kind that the tensor can have: that which asks for most."""
     found: dict[type, Request] = {}
-    for one in requests:
+    axes: dict[int, Channels] = {}
+    for one in fitting(requests, len(tensor.shape)):
         known = found.get(type(one))
         found[type(one)] = one if known is None else max(known, one, key=_amount)
+        if isinstance(one, Channels):
+            axes[one.axis_of(len(tensor.shape))] = one
+    if len(axes) > 1:
+        raise UsageValueError(
+            f"Options.observe: {' and '.join(map(str, axes.values()))} are asked for of '{name}'. "
+            "A tensor has statistics of channels of one axis: select it in one of the calls only."
+        )
     return tuple(found.values())
 
 
@@ -292,8 +341,8 @@ def _decoders(graph: Graph, block: ObservedBlock) -> list[Decoder]:
     """Return a decoder for each vector of an element."""
     found: dict[int, Decoder] = {}
     for one, number in zip(block.tensors, block.vectors, strict=True):
-        numel = graph.tensors[graph.names[one.name]].numel
-        found.setdefault(number, Decoder(one.requests, numel))
+        shape = graph.tensors[graph.names[one.name]].shape
+        found.setdefault(number, Decoder(one.requests, shape))
     return [found[number] for number in range(len(block.lengths))]
 
 

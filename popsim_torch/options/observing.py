@@ -15,7 +15,7 @@ from popsim_torch.errors import (
 )
 from popsim_torch.options.base import Setting
 from popsim_torch.options.outputs import OutputOptions
-from popsim_torch.statistics import Counts, Moments, Request, attributes_of
+from popsim_torch.statistics import Counts, Moments, Request, check_requests
 from popsim_torch.tensors.selections import Select, as_selection
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class ObservingOptions(OutputOptions):
             select: The tensors: a name, a pattern such as ``"Gradient___*"``, a regular expression,
                 a function, or any other selection of ``poptorch.tensors``.
             *what: The statistics: any of ``Moments()``, ``Counts()``, ``Histogram()``, ``TopK()``,
-                ``Sample()`` and ``Fingerprint()``; without it, the first two. The numbers of
-                values, of NaN and of infinities always come.
+                ``Sample()``, ``Fingerprint()`` and ``Channels()``; without it, the first two. The
+                numbers of values, of NaN and of infinities always come.
             every: Observe the device iterations 0, ``every``, ``2 * every``, ... (1 or more); in
                 inference, these are calls. None for as many as the budget allows, which follows
                 from the times of the iterations; ``model.observing()`` shows it.
@@ -111,7 +111,7 @@ class ObservingOptions(OutputOptions):
         call = "Options.observe"
         as_selection(call, select)  # raises if it is none
         requests = what or (Moments(), Counts())
-        attributes_of(requests)
+        check_requests(requests)
         if every is not None and (isinstance(every, bool) or not isinstance(every, int)):
             raise UsageTypeError(f"{call}: every is a number of device iterations, got {every!r}.")
         if every is not None and every < 1:

@@ -12,6 +12,7 @@ from popsim_torch.ir import Op, Phase, Program, Role, Tensor, TensorKind
 from popsim_torch.ir.graph import Attribute
 from popsim_torch.passes.places import Place, Places
 from popsim_torch.statistics import (
+    Channels,
     Counts,
     Histogram,
     Moments,
@@ -155,16 +156,17 @@ class _Block:
         self._numbers.append(number)
         if number < len(self._vectors):
             return []
-        length = length_of(one.requests, tensor.numel)
+        length = length_of(one.requests, tensor.shape)
         vector = self._graph.add_tensor(TensorKind.VALUE, torch.float64, (length,))
         self._vectors.append(vector)
-        attributes = attributes_of(one.requests)
+        attributes = attributes_of(one.requests, len(tensor.shape))
         return [self._op("statistics", [tensor.id], [vector.id], attributes, one.name)]
 
     def _values_of(self, tensor: Tensor, requests: Sequence[Request]) -> object:
         """Return what two tensors have in common whose statistics are the same."""
         root = self._graph.root(tensor)
-        if tensor.dtype == root.dtype:
+        of_channels = any(isinstance(one, Channels) for one in requests)
+        if tensor.dtype == root.dtype and not of_channels:
             if tensor.covers(root):
                 return root.id
             order_is_free = all(isinstance(one, _OF_ANY_ORDER) for one in requests)

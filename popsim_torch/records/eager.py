@@ -25,7 +25,7 @@ from popsim_torch.records.tensors import (
     RecordedTensor,
 )
 from popsim_torch.records.writer import RunWriter
-from popsim_torch.statistics import Fingerprint, Moments, Request, Sample, statistics_of
+from popsim_torch.statistics import Fingerprint, Moments, Request, Sample, fitting, statistics_of
 
 __all__ = ["eager_record"]
 
@@ -72,6 +72,7 @@ def eager_record(
             of it is not recorded.
         path: The folder to write, as for ``RunWriter``.
         *requests: The statistics; ``Moments``, ``Fingerprint`` and ``Sample`` if none is given.
+            Tensors that do not have the axis of ``Channels`` have no statistics of channels.
         optimizer: The optimizer. None: each call of the model is a step, also without gradients,
             and no weights are recorded.
         like: The executor of the same model, compiled.
@@ -275,7 +276,7 @@ class _Recorder:
                 ]
             )
         with torch.no_grad():
-            statistics = statistics_of(values, *self._requests)
+            statistics = statistics_of(values, *fitting(self._requests, values.dim()))
         record = Record(described.name, self._step, micro_batch, 0, statistics)
         self._records[described.name, micro_batch] = record
 

@@ -27,6 +27,7 @@ def statistics_vector(
     top: int = 0,
     samples: int = 0,
     fingerprint: bool = False,
+    channels: int = -1,
 ) -> Tensor:
     """Return the result of the op ``statistics``.
 
@@ -39,6 +40,7 @@ def statistics_vector(
         top: How many of the largest magnitudes to find.
         samples: How many samples to take.
         fingerprint: Whether to compute the fingerprint.
+        channels: The axis of the channels; -1 for no statistics of channels.
 
     Returns:
         float64, one axis. Its parts are in the order of ``csrc/ops/observe/requests.h``.
@@ -60,6 +62,8 @@ def statistics_vector(
     if histogram >= 0:
         bins = torch.bincount(_bits(floats) >> (23 - histogram), minlength=512 << histogram)
         parts.append(bins.roll(256 << histogram))  # negative ones first
+    if channels >= 0:
+        parts.append(_channels(x, channels).reshape(-1))
     return torch.cat([part.to(torch.float64) for part in parts])
 
 
@@ -90,6 +94,28 @@ def _counts(floats: Tensor, values: Tensor, dtype: torch.dtype) -> Tensor:
             (is_not_zero & (sizes <= _HALF_UNDERFLOW)).sum(),
         ]
     )
+
+
+def _channels(x: Tensor, axis: int) -> Tensor:
+    """Return the results of each channel, in columns."""
+    num_values = x.numel() // max(x.shape[axis], 1)
+    rows = x.detach().movedim(axis, 0).reshape(x.shape[axis], num_values).to(torch.float64)
+    is_finite = rows.isfinite()
+    finite = rows.where(is_finite, 0.0)
+    num_finite = is_finite.sum(1)
+    results = [
+        (rows.to(torch.float32) == 0).sum(1),
+        rows.isnan().sum(1),
+        rows.isinf().sum(1),
+        finite.sum(1) / num_finite.clamp(min=1),
+        finite.square().sum(1).sqrt(),
+    ]
+    for sign in (-1.0, 1.0):
+        # There is no extreme of an empty row.
+        least = torch.full((len(rows), 1), -torch.inf, dtype=torch.float64)
+        largest = torch.cat([(rows * sign).where(is_finite, -torch.inf), least], 1).amax(1)
+        results.append((largest * sign + 0.0).where(num_finite > 0, 0.0))  # 0 instead of -0
+    return torch.stack([one.to(torch.float64) for one in results])
 
 
 def _top(values: Tensor, count: int) -> list[Tensor]:
@@ -161,7 +187,7 @@ def _signed(number: int) -> int:
 
 @op
 def statistics(call: Call, x: Tensor) -> Tensor:
-    """Return counts, moments, a histogram, the largest values, samples and a fingerprint."""
+    """Return counts, moments, a histogram, the largest values, and what else was asked for."""
     (stored,) = call.stored
     assert stored is not None
     return statistics_vector(stored, **call.attributes)

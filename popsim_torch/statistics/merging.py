@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
+import torch
+
 from popsim_torch.errors import UsageValueError
+from popsim_torch.statistics.channels import ChannelStatistics
 from popsim_torch.statistics.histogram import HistogramCounts
 from popsim_torch.statistics.results import Statistics
 
@@ -19,15 +22,16 @@ _COUNTS = ("count", "nans", "infs", "zeros", "subnormals", "half_overflows", "ha
 def merge(statistics: Sequence[Statistics]) -> Statistics:
     """Return the statistics of all values together, as far as the parts determine them.
 
-    Counts, moments and histograms are those of all values. The largest values, samples and the
-    fingerprint belong to one tensor: they are None. So is what any part does not have. One part
-    alone is returned as it is.
+    Counts, moments and histograms are those of all values, also of each channel. The largest
+    values, samples and the fingerprint belong to one tensor: they are None. So is what any part
+    does not have. One part alone is returned as it is.
 
     Args:
         statistics: One or more parts.
 
     Raises:
-        UsageValueError: There are no parts, or their histograms have different bins.
+        UsageValueError: There are no parts, their histograms have different bins, or they have
+            different numbers of channels.
     """
     if not statistics:
         raise UsageValueError("merge: there are no statistics; pass those of one part or more.")
@@ -37,6 +41,7 @@ def merge(statistics: Sequence[Statistics]) -> Statistics:
 def _merge_two(one: Statistics, other: Statistics) -> Statistics:
     fields: dict[str, Any] = {name: _joined(_add, one, other, name) for name in _COUNTS}
     fields["histogram"] = _joined(_add_histograms, one, other, "histogram")
+    fields["channels"] = _joined(_add_channels, one, other, "channels")
     fields.update(_moments(one, other))
     return Statistics(**fields)
 
@@ -60,6 +65,31 @@ def _add_histograms(one: HistogramCounts, other: HistogramCounts) -> HistogramCo
     return HistogramCounts(
         one.mantissa_bits, one.negative + other.negative, one.positive + other.positive
     )
+
+
+def _add_channels(one: ChannelStatistics, other: ChannelStatistics) -> ChannelStatistics:
+    if one.zeros.shape != other.zeros.shape:
+        raise UsageValueError(
+            f"merge: {len(one.zeros)} channels and {len(other.zeros)} channels do not correspond; "
+            "merge statistics of tensors with the same number of channels."
+        )
+    finite = [part.count - part.nans - part.infs for part in (one, other)]
+    share = finite[1].double() / (finite[0] + finite[1])
+    return ChannelStatistics(
+        count=one.count + other.count,
+        zeros=one.zeros + other.zeros,
+        nans=one.nans + other.nans,
+        infs=one.infs + other.infs,
+        mean=_of_both(one.mean + (other.mean - one.mean) * share, one.mean, other.mean),
+        norm=_of_both(torch.hypot(one.norm, other.norm), one.norm, other.norm),
+        minimum=torch.fmin(one.minimum, other.minimum),
+        maximum=torch.fmax(one.maximum, other.maximum),
+    )
+
+
+def _of_both(both: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Return numbers of both parts, or of one where the other is NaN: it has no finite values."""
+    return torch.where(other.isnan(), one, torch.where(one.isnan(), other, both))
 
 
 def _moments(one: Statistics, other: Statistics) -> dict[str, float]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from popsim_torch.errors import UsageValueError
+from popsim_torch.errors import UsageTypeError, UsageValueError
 
 __all__ = [
+    "Channels",
     "Counts",
     "Fingerprint",
     "Histogram",
@@ -15,6 +17,7 @@ __all__ = [
     "Request",
     "Sample",
     "TopK",
+    "fitting",
 ]
 
 MOST_TOP = 64
@@ -29,6 +32,37 @@ class Moments:
 @dataclass(frozen=True)
 class Counts:
     """Asks for the numbers of zeros, subnormals, and values that float16 cannot hold."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Asks for zeros, NaN, infinities, mean, norm and extremes of each channel of a tensor.
+
+    A channel is an index of one axis: a unit of a linear layer, or a channel of an image. A tensor
+    that does not have this axis gets no statistics of channels.
+
+    Attributes:
+        axis: The axis, of a micro-batch; negative ones count from the last. 1 is that of the units
+            in the result of a linear layer, ``(samples, units)``, and of the channels of images,
+            ``(samples, channels, height, width)``; -1 that of units behind further axes; 0 that of
+            the rows of a weight.
+
+    Raises:
+        UsageTypeError: The axis is not an integer.
+    """
+
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.axis, bool) or not isinstance(self.axis, int):
+            raise UsageTypeError(
+                f"Channels: axis is an integer such as 1 or -1, got {self.axis!r}."
+            )
+
+    def axis_of(self, num_axes: int) -> int:
+        """Return the axis, counted from 0, of a tensor with some axes; -1 if it has no such one."""
+        axis = self.axis + num_axes if self.axis < 0 else self.axis
+        return axis if 0 <= axis < num_axes else -1
 
 
 @dataclass(frozen=True)
@@ -93,7 +127,14 @@ class Fingerprint:
     """Asks for a number of 64 bits that changes if any bit of the tensor, or its place, does."""
 
 
-Request: TypeAlias = Moments | Counts | Histogram | TopK | Sample | Fingerprint
+Request: TypeAlias = Moments | Counts | Histogram | TopK | Sample | Fingerprint | Channels
+
+
+def fitting(requests: Iterable[Request], num_axes: int) -> tuple[Request, ...]:
+    """Return the requests without those for channels of an axis that a tensor does not have."""
+    return tuple(
+        one for one in requests if not isinstance(one, Channels) or one.axis_of(num_axes) >= 0
+    )
 
 
 def _check(kind: str, name: str, number: object, most: int) -> None:

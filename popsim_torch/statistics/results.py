@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from popsim_torch.statistics.channels import ChannelStatistics
 from popsim_torch.statistics.histogram import HistogramCounts
 
 __all__ = ["Statistics"]
@@ -39,6 +40,7 @@ class Statistics:
         top_positions: int64; their positions in row-major order.
         samples: float64; the values at equal distances.
         fingerprint: From 0 to ``2**64 - 1``.
+        channels: The statistics of each channel; None, too, if the tensor does not have the axis.
     """
 
     count: int
@@ -59,3 +61,4 @@ class Statistics:
     top_positions: torch.Tensor | None = None
     samples: torch.Tensor | None = None
     fingerprint: int | None = None
+    channels: ChannelStatistics | None = None

@@ -17,7 +17,17 @@ import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.executor import compile as compile_path
 from popsim_torch.ir import LoopCounts, Phase, Program, TensorKind
-from popsim_torch.statistics import Counts, Histogram, Moments, Sample, TopK, length_of
+from popsim_torch.statistics import (
+    Channels,
+    Counts,
+    Fingerprint,
+    Histogram,
+    Moments,
+    Sample,
+    TopK,
+    attributes_of,
+    length_of,
+)
 from tests.custom_ops import split
 
 
@@ -455,12 +465,12 @@ def observed() -> Compiled:
     body = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     good = compiled(poptorch.inferenceModel(body, _options()), torch.randn(5, 4))
     graph = good.program.graph
-    asked = {"moments": True, "counts": True, "histogram": 1, "top": 3, "samples": 4}
+    asked = [Moments(), Counts(), Histogram(1), TopK(3), Sample(4), Channels()]
     written = [graph.tensors[i] for op in graph.ops for i in op.outputs]
     for tensor in [*graph.of_kind(TensorKind.VARIABLE), *written]:
-        attributes = {**asked, "fingerprint": tensor.kind == TensorKind.VALUE}
-        length = length_of([Moments(), Counts(), Histogram(1), TopK(3), Sample(4)], tensor.numel)
-        length += 2 * attributes["fingerprint"]
+        requests = [*asked, Fingerprint()] if tensor.kind == TensorKind.VALUE else asked
+        attributes = attributes_of(requests, len(tensor.shape))
+        length = length_of(requests, tensor.shape)
         out = graph.add_tensor(TensorKind.VALUE, torch.float64, (length,))
         graph.add_op(
             *("statistics", [tensor], [out], attributes),

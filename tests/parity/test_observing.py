@@ -15,6 +15,7 @@ import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.executor import observed
 from popsim_torch.statistics import (
+    Channels,
     Counts,
     Fingerprint,
     Histogram,
@@ -28,7 +29,10 @@ from tests.options import make_options
 from tests.sweeps import one_by_one
 
 D, GA, BATCH, CALLS = 4, 3, 2, 2
-EVERYTHING = (Moments(), Counts(), Histogram(2), TopK(3), Sample(5), Fingerprint())
+EVERYTHING = (
+    *(Moments(), Counts(), Histogram(2), TopK(3), Sample(5), Fingerprint()),
+    Channels(-1),
+)
 EXACT = (Counts(), Histogram(2), TopK(3), Sample(5), Fingerprint())
 OPTIMIZERS = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.05),

@@ -169,6 +169,7 @@ def statistics_of_a_run(model: Net, optimizer: torch.optim.Optimizer) -> float:
         re.compile("^Gradient___"), poptorch.Moments(), poptorch.Counts(), every=4, over="iteration"
     )
     wanted.observe("fc.*", poptorch.Histogram(2), poptorch.TopK(4), every=4)
+    wanted.observe("*Relu:0", poptorch.Channels(axis=-1), every=4)
     wanted.observe("UpdatedVar___*", poptorch.Sample(), poptorch.Fingerprint(), every=4)
     training = poptorch.trainingModel(model, wanted, optimizer)
     training.add_sink(poptorch.LiveTerminal())
@@ -179,6 +180,9 @@ def statistics_of_a_run(model: Net, optimizer: torch.optim.Optimizer) -> float:
     found: poptorch.Statistics = poptorch.merge_statistics([one.statistics for one in records])
     histogram: poptorch.HistogramCounts | None = found.histogram
     median = 0.0 if histogram is None else histogram.quantile(0.5)
+    channels: poptorch.ChannelStatistics | None = found.channels
+    if channels is not None:
+        print(channels.dead, channels.zeros.sum(), channels.count + 1)
     host = poptorch.statistics_of(torch.ones(3), poptorch.Moments())
     writer: poptorch.RunWriter = training.record("run.popsim", max_bytes=10**6)
     writer.close()

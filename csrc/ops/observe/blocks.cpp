@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t kSide = 16;  // of a square that is transposed at once
 
-using LoadDoubles = void (*)(const void* source, int64_t offset, int64_t stride,
-                             int64_t count, double* out);
 // `upper` may be null.
 using LoadBits = void (*)(const void* source, int64_t offset, int64_t stride,
                           int64_t count, uint32_t* lower, uint32_t* upper);
@@ -40,7 +38,12 @@ void load_bits(const void* source, int64_t offset, int64_t stride,
   }
 }
 
-// Null if float32 has all values of the dtype.
+LoadBits bits_of(DType dtype) {
+  return dtype == DType::kInt64 ? load_bits<int64_t> : load_bits<int32_t>;
+}
+
+}  // namespace
+
 LoadDoubles doubles_of(DType dtype) {
   switch (dtype) {
     case DType::kInt32:
@@ -60,12 +63,6 @@ LoadDoubles doubles_of(DType dtype) {
   }
   throw InternalError("statistics: an unknown dtype");
 }
-
-LoadBits bits_of(DType dtype) {
-  return dtype == DType::kInt64 ? load_bits<int64_t> : load_bits<int32_t>;
-}
-
-}  // namespace
 
 BlockReader::BlockReader(const OpView& op, bool bits, bool positions)
     : id_(op.input_id(0)),

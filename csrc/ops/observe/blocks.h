@@ -19,6 +19,12 @@ inline void prefetch_next_block(const T* values) {
   __builtin_prefetch(values + kBlock);
 }
 
+// Reads `count` elements, `stride` elements apart, from `source + offset`.
+using LoadDoubles = void (*)(const void* source, int64_t offset, int64_t stride,
+                             int64_t count, double* out);
+// Null if float32 has all values of the dtype.
+[[nodiscard]] LoadDoubles doubles_of(DType dtype);
+
 // Values at consecutive positions.
 struct Segment {
   int64_t position = 0;  // of the first value

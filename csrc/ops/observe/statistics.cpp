@@ -1,10 +1,12 @@
 // Statistics of a tensor while a program runs: counts, moments, a histogram,
-// the largest values, samples and a fingerprint, in one pass over its memory.
+// the largest values, samples and a fingerprint, in one pass over its memory;
+// the same for each channel, in a second one.
 #include <array>
 #include <cmath>
 #include <optional>
 
 #include "ops/observe/blocks.h"
+#include "ops/observe/channels.h"
 #include "ops/observe/fingerprint.h"
 #include "ops/observe/histogram.h"
 #include "ops/observe/moments.h"
@@ -76,6 +78,7 @@ class Statistics final : public Kernel {
     for (int64_t i = 0; i < tasks_.count(); ++i) {
       parts_.emplace_back(requests_, numel_ / tasks_.count(), reader_);
     }
+    if (requests_.channels()) channels_.emplace(op, requests_.channel_axis);
   }
 
   void run(const RunContext& context) override {
@@ -88,6 +91,10 @@ class Statistics final : public Kernel {
       if (part.bins) part.bins->fold();
     });
     write(context, join());
+    if (channels_) {
+      channels_->run(context, context.data<double>(out_) + requests_.length() -
+                                  requests_.channel_results());
+    }
   }
 
  private:
@@ -106,6 +113,7 @@ class Statistics final : public Kernel {
   graph::TensorId out_;
   threads::Tasks tasks_;
   std::vector<Part> parts_;  // by task
+  std::optional<observe::Channels> channels_;
 };
 
 void Statistics::add(const Block& block, Part& part) const {
@@ -238,7 +246,13 @@ std::vector<TensorType> statistics_type(const OpCall& op) {
 }
 
 std::vector<graph::Work> statistics_work(const OpView& op) {
-  return {graph::Reduce{op.input(0).numel(), Requests(op).length()}};
+  const Requests requests(op);
+  const int64_t numel = op.input(0).numel();
+  const int64_t of_channels = requests.channel_results();
+  std::vector<graph::Work> work{
+      graph::Reduce{numel, requests.length() - of_channels}};
+  if (requests.channels()) work.emplace_back(graph::Reduce{numel, of_channels});
+  return work;
 }
 
 }  // namespace
@@ -248,7 +262,7 @@ extern const OpDef kStatistics{
     .schema =
         "statistics(Tensor x, *, bool moments, bool counts, "
         "int{-1..3} histogram, int{0..64} top, int{0..4096} samples, "
-        "bool fingerprint) -> Tensor",
+        "bool fingerprint, int{-1..} channels) -> Tensor",
     .family = "observe",
     .shape = statistics_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {

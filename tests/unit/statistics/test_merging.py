@@ -8,6 +8,7 @@ import torch
 
 from popsim_torch.errors import UsageValueError
 from popsim_torch.statistics import (
+    Channels,
     Counts,
     Fingerprint,
     Histogram,
@@ -66,11 +67,30 @@ def test_what_a_part_does_not_have_is_left_out():
     x = torch.arange(4.0)
     both = merge([statistics_of(x, Moments(), Counts()), statistics_of(x, Moments())])
     assert (both.zeros, both.mean, both.histogram) == (None, 1.5, None)
+    assert merge([statistics_of(x, Channels(0)), statistics_of(x)]).channels is None
+
+
+@pytest.mark.parametrize("bounds", [(50,), (1, 2, 3, 90), (0, 40, 40)], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 1e6])
+def test_channels_of_all_values_together(bounds, mean):
+    x = torch.randn(100, 6, generator=torch.Generator().manual_seed(1)) + mean
+    x[3, 0] = x[60, 0] = 0.0
+    x[7, 1], x[8, 1] = math.nan, -math.inf
+    x[:45, 2], x[45:, 3], x[:, 4], x[:, 5] = math.nan, math.inf, math.nan, 0.0
+    merged = merge([statistics_of(part, Channels()) for part in parts_of(x, *bounds)]).channels
+    whole = statistics_of(x, Channels()).channels
+    assert merged.dead.tolist() == [5] and merged.count == whole.count == 100
+    for name, numbers in vars(whole).items():
+        torch.testing.assert_close(
+            getattr(merged, name), numbers, rtol=1e-12, atol=1e-14, equal_nan=True
+        )
 
 
 def test_parts_that_do_not_fit_together_are_refused():
     x = torch.arange(4.0)
     with pytest.raises(UsageValueError, match="of 0 and of 2 mantissa bits"):
         merge([statistics_of(x, Histogram(bits)) for bits in (0, 2)])
+    with pytest.raises(UsageValueError, match="4 channels and 2 channels do not correspond"):
+        merge([statistics_of(one, Channels(0)) for one in (x, x[:2])])
     with pytest.raises(UsageValueError, match="there are no statistics"):
         merge([])

@@ -8,6 +8,7 @@ import torch
 
 from popsim_torch.errors import InternalError, UsageTypeError, UsageValueError
 from popsim_torch.statistics import (
+    Channels,
     Counts,
     Fingerprint,
     Histogram,
@@ -22,7 +23,10 @@ from popsim_torch.statistics import (
 )
 from tests.ops.one_op import OneOp, dtype_name
 
-EVERYTHING = (Moments(), Counts(), Histogram(1), TopK(5), Sample(7), Fingerprint())
+EVERYTHING = (
+    *(Moments(), Counts(), Histogram(1), TopK(5), Sample(7), Fingerprint()),
+    Channels(-1),
+)
 EACH = [(), *((request,) for request in EVERYTHING), EVERYTHING, EVERYTHING[::-1]]
 MOMENTS = ["mean", "std", "minimum", "maximum", "norm", "absolute_mean"]
 
@@ -37,9 +41,9 @@ def values(dtype, count=3000):
 
 
 def from_device(x, requests):
-    attributes = attributes_of(requests)
-    outputs = [(torch.float64, (length_of(requests, x.numel()),))]
-    return decode(OneOp("statistics", [x], outputs, attributes).run()[0], requests)
+    attributes = attributes_of(requests, x.dim())
+    outputs = [(torch.float64, (length_of(requests, x.shape),))]
+    return decode(OneOp("statistics", [x], outputs, attributes).run()[0], requests, x.shape)
 
 
 def assert_equal(actual, expected):
@@ -51,6 +55,12 @@ def assert_equal(actual, expected):
             assert one.mantissa_bits == other.mantissa_bits
             assert torch.equal(one.negative, other.negative)
             assert torch.equal(one.positive, other.positive)
+        elif field.name == "channels" and one is not None:
+            assert one.count == other.count
+            for name, numbers in vars(one).items():
+                torch.testing.assert_close(
+                    numbers, getattr(other, name), rtol=1e-12, atol=1e-14, equal_nan=True
+                )
         elif isinstance(one, torch.Tensor):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
         else:
@@ -68,6 +78,7 @@ def test_only_what_was_asked_for_is_there(requests):
         TopK(5): ["top_values", "top_positions"],
         Sample(7): ["samples"],
         Fingerprint(): ["fingerprint"],
+        Channels(-1): ["channels"],
     }
     there = {name for request in requests for name in wanted[request]}
     assert {name for name in fields if getattr(found, name) is not None} == there
@@ -141,11 +152,40 @@ def test_gradients_and_strides_do_not_matter():
 )
 def test_requests_that_are_refused(requests, error, message):
     with pytest.raises(error, match=message):
-        attributes_of(requests)
+        attributes_of(requests, 1)
 
 
 def test_a_request_may_be_repeated():
-    assert attributes_of([TopK(3), TopK(3)]) == attributes_of([TopK(3)])
+    assert attributes_of([TopK(3), TopK(3)], 1) == attributes_of([TopK(3)], 1)
+
+
+def test_channels_of_known_numbers():
+    x = torch.tensor([[0.0, 3.0, math.nan], [-0.0, -4.0, 2.0]])
+    found = statistics_of(x, Channels()).channels
+    assert (found.count, found.dead.tolist()) == (2, [0])
+    assert found.zeros.tolist() == [2, 0, 0] and found.nans.tolist() == [0, 0, 1]
+    assert found.mean.tolist() == [0.0, -0.5, 2.0] and found.norm.tolist() == [0.0, 5.0, 2.0]
+    assert found.minimum.tolist() == [0.0, -4.0, 2.0] and found.maximum.tolist() == [0.0, 3.0, 2.0]
+    assert statistics_of(x, Channels(0)).channels.zeros.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(("num_axes", "axis"), [(0, -1), (1, -1), (2, 1), (4, 1)])
+def test_an_axis_that_a_tensor_does_not_have_is_left_out(num_axes, axis):
+    assert attributes_of([Channels()], num_axes)["channels"] == axis
+    shape = (3,) * num_axes
+    assert length_of([Channels()], shape) == 3 + 7 * (3 if axis >= 0 else 0)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_statistics_of_refuses_an_axis_that_is_not_there(axis):
+    with pytest.raises(UsageValueError, match=rf"axis={axis}\).*shape \[3\] does not have"):
+        statistics_of(torch.ones(3), Channels(axis))
+
+
+@pytest.mark.parametrize("axis", [1.0, True, "1", None])
+def test_an_axis_that_is_no_integer_is_refused(axis):
+    with pytest.raises(UsageTypeError, match="Channels: axis is an integer"):
+        Channels(axis)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +201,4 @@ def test_values_that_are_refused(x):
 )
 def test_a_vector_of_another_length_or_dtype_is_refused(vector):
     with pytest.raises(InternalError, match="decode: the statistics of 0 values are 3 numbers"):
-        decode(vector, ())
+        decode(vector, (), (0,))
