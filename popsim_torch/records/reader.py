@@ -54,6 +54,7 @@ class Run:
         if not isinstance(path, (str, os.PathLike)):
             raise UsageTypeError(f"Run: {path!r} is not a path. Pass the folder of a run.")
         self.path = Path(path)
+        self._format = schema.FORMAT
         with self._reading("SELECT created, package, torch, state FROM runs") as rows:
             facts = list(rows)
             one_row = len(facts) == 1 and len(facts[0]) == _NUM_FACTS
@@ -149,7 +150,8 @@ class Run:
                 f"Run.read_records: {listed_names(given)} cannot choose records; pass 'step', "
                 "'name', or both."
             )
-        with self._reading(schema.select_records(given, histograms=histograms), given) as rows:
+        statement = schema.select_records(given, histograms=histograms, version=self._format)
+        with self._reading(statement, given) as rows:
             yield from map(schema.record_of, rows)
 
     def tensors(self, step: int) -> dict[str, torch.Tensor]:
@@ -264,8 +266,9 @@ class Run:
             )
         # Views and triggers could make a query do something else than it says.
         query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-        if version != schema.FORMAT or dict(connection.execute(query)) != schema.CREATE:
+        if dict(connection.execute(query)) != schema.TABLES.get(version):
             raise self._refused(f"{schema.INDEX} has other tables than a run")
+        self._format = version
 
     def _refused(self, problem: str, *, advice: bool = True) -> Error:
         more = " Pass the folder that a RunWriter has written." if advice else ""

@@ -12,11 +12,11 @@ from popsim_torch.statistics import Statistics
 
 __all__ = [
     "APPLICATION_ID",
-    "CREATE",
     "FORMAT",
     "INDEX",
     "INSERT_RECORD",
     "REPLACE_RECORD",
+    "TABLES",
     "State",
     "record_of",
     "row_bytes",
@@ -28,7 +28,7 @@ INDEX = "index.sqlite"
 """The name of the file in the folder of a run."""
 APPLICATION_ID = 0x706F7072
 """SQLite's mark of the program that a file belongs to."""
-FORMAT = 1
+FORMAT = 2
 """The number of this format; a file says in which one it is."""
 
 
@@ -48,27 +48,36 @@ _FINGERPRINT_BITS = 64
 # SQLite does not store.
 _OPTIONAL = (*_MOMENTS, *_COUNTS)
 
-CREATE = {
+_CREATE = {
     "runs": "CREATE TABLE runs (created TEXT, package TEXT, torch TEXT, state TEXT)",
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT)",
     "tensors": (
         "CREATE TABLE tensors (id INTEGER PRIMARY KEY, position INTEGER, name TEXT UNIQUE, "
         "shape TEXT, dtype TEXT, module TEXT, kind TEXT, source TEXT)"
     ),
-    "records": (
-        "CREATE TABLE records (step INTEGER, micro_batch INTEGER, replica INTEGER, "
-        "tensor INTEGER, asked INTEGER, count INTEGER, nans INTEGER, infs INTEGER, "
-        f"{', '.join(f'{name} REAL' for name in _MOMENTS)}, "
-        f"{', '.join(f'{name} INTEGER' for name in _COUNTS)}, "
-        "fingerprint INTEGER, samples BLOB, histogram BLOB, top BLOB)"
-    ),
-    "places": "CREATE UNIQUE INDEX places ON records (step, tensor, micro_batch, replica)",
 }
-"""The statement that makes each table and index. A file with any other one is refused."""
+_CREATE_RECORDS = (
+    "CREATE TABLE records (step INTEGER, micro_batch INTEGER, replica INTEGER, "
+    "tensor INTEGER, asked INTEGER, count INTEGER, nans INTEGER, infs INTEGER, "
+    f"{', '.join(f'{name} REAL' for name in _MOMENTS)}, "
+    f"{', '.join(f'{name} INTEGER' for name in _COUNTS)}, "
+    "fingerprint INTEGER, samples BLOB, histogram BLOB, top BLOB"
+)
+_CREATE_PLACES = "CREATE UNIQUE INDEX places ON records (step, tensor, micro_batch, replica)"
+
+
+def _create(more: str) -> dict[str, str]:
+    return {**_CREATE, "records": f"{_CREATE_RECORDS}{more})", "places": _CREATE_PLACES}
+
+
+TABLES = {1: _create(""), FORMAT: _create(", channels BLOB")}
+"""The statement that makes each table and index, by format. A file with any other is refused."""
+_SINCE = {"channels": 2}
+"""The format in which a column was added."""
 
 _COLUMNS = (
     *("step", "micro_batch", "replica", "asked", "count", "nans", "infs", *_OPTIONAL),
-    *("fingerprint", "samples", "histogram", "top"),
+    *("fingerprint", "samples", "histogram", "top", "channels"),
 )
 INSERT_RECORD = (
     f"INSERT INTO records (tensor, {', '.join(_COLUMNS)}) "
@@ -78,15 +87,21 @@ REPLACE_RECORD = INSERT_RECORD.replace("INSERT", "INSERT OR REPLACE", 1)
 _ORDER = "ORDER BY step, micro_batch = -1, micro_batch, position, replica"
 
 
-def select_records(columns: Iterable[str] = (), *, histograms: bool = True) -> str:
+def select_records(
+    columns: Iterable[str] = (), *, histograms: bool = True, version: int = FORMAT
+) -> str:
     """Return the query for records in the order of the program.
 
     Args:
         columns: Columns whose values choose records; the query has a parameter for each of them.
         histograms: Whether to read histograms.
+        version: The format of the file.
     """
+    left_out = {name for name, since in _SINCE.items() if since > version}
+    if not histograms:
+        left_out.add("histogram")
     where = " AND ".join(f"{column} = :{column}" for column in columns)
-    read = ", ".join("NULL" if one == "histogram" and not histograms else one for one in _COLUMNS)
+    read = ", ".join("NULL" if one in left_out else one for one in _COLUMNS)
     return (
         f"SELECT name, {read} FROM records JOIN tensors ON records.tensor = tensors.id "
         f"{'WHERE ' if where else ''}{where} {_ORDER}"
@@ -118,6 +133,7 @@ def row_of(record: Record, tensor: int) -> tuple[Any, ...]:
         None if found.samples is None else blobs.bytes_of_samples(found.samples),
         None if found.histogram is None else blobs.bytes_of_histogram(found.histogram),
         top,
+        None if found.channels is None else blobs.bytes_of_channels(found.channels),
     )
 
 
@@ -145,7 +161,7 @@ def record_of(row: Sequence[Any]) -> Record:
         value = row[split + i]
         if asked >> i & 1:
             statistics[column] = _moment(value) if column in _MOMENTS else _count(value)
-    fingerprint, samples, histogram, top = row[split + len(_OPTIONAL) :]
+    fingerprint, samples, histogram, top, channels = row[split + len(_OPTIONAL) :]
     if fingerprint is not None:
         statistics["fingerprint"] = _integer(fingerprint) % (1 << _FINGERPRINT_BITS)
     if samples is not None:
@@ -155,6 +171,8 @@ def record_of(row: Sequence[Any]) -> Record:
     if top is not None:
         values, positions = blobs.top_of(_bytes(top))
         statistics |= {"top_values": values, "top_positions": positions}
+    if channels is not None:
+        statistics["channels"] = blobs.channels_of(_bytes(channels))
     return Record(
         name,
         step,

@@ -45,7 +45,7 @@ class RunWriter:
     the folder, also while it is written.
 
     A record takes about 200 bytes with moments, fingerprint and 16 samples; a histogram takes 100
-    to 600 more.
+    to 600 more, and channels up to 56 bytes each.
 
     Args:
         path: The folder, usually ``something.popsim``. It is made; it must not have a run.
@@ -214,7 +214,7 @@ class RunWriter:
         execute("BEGIN IMMEDIATE")
         execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
         execute(f"PRAGMA user_version = {schema.FORMAT}")
-        for statement in schema.CREATE.values():
+        for statement in schema.TABLES[schema.FORMAT].values():
             execute(statement)
         created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         row = (created, __version__, torch.__version__, State.OPEN)

@@ -7,6 +7,8 @@ import torch
 from popsim_torch.observe.record import Record
 from popsim_torch.records import RecordedTensor, RunWriter
 from popsim_torch.statistics import (
+    Channels,
+    ChannelStatistics,
     Counts,
     Fingerprint,
     Histogram,
@@ -17,7 +19,7 @@ from popsim_torch.statistics import (
     statistics_of,
 )
 
-ALL = (Moments(), Counts(), Histogram(1), TopK(3), Sample(4), Fingerprint())
+ALL = (Moments(), Counts(), Histogram(1), TopK(3), Sample(4), Fingerprint(), Channels(-1))
 USUAL = (Moments(), Sample(16), Fingerprint())
 
 
@@ -65,6 +67,8 @@ def assert_same(one, other):
             assert value.mantissa_bits == same.mantissa_bits
             assert torch.equal(value.negative, same.negative)
             assert torch.equal(value.positive, same.positive)
+        elif isinstance(value, ChannelStatistics):
+            assert_same(value, same)
         elif isinstance(value, float) and math.isnan(value):
             assert math.isnan(same), name
         else:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import popsim_torch as poptorch
 from popsim_torch.records import Run, RunWriter, compare
-from popsim_torch.records.schema import CREATE, INSERT_RECORD
+from popsim_torch.records.schema import FORMAT, INSERT_RECORD, TABLES
 from popsim_torch.statistics import Histogram, Moments, TopK
 from tests.unit.records.runs import ALL, TENSORS, records_of_step, write_run
 
@@ -146,7 +146,8 @@ def changed(tmp_path, *statements):
     ("statement", "match"),
     [
         ("PRAGMA application_id = 7", "belongs to another program"),
-        ("PRAGMA user_version = 2", r"a newer version .*format 2.*reads up to 1.* Update"),
+        ("PRAGMA user_version = 3", r"a newer version .*format 3.*reads up to 2.* Update"),
+        ("PRAGMA user_version = 1", "other tables than a run"),
         ("PRAGMA user_version = 0", "other tables than a run"),
         ("CREATE TABLE more (x)", "other tables than a run"),
         ("CREATE VIEW more AS SELECT 1", "other tables than a run"),
@@ -198,6 +199,11 @@ READERS = {
         ("UPDATE records SET samples = zeroblob(1000000)", ["records"]),
         ("UPDATE records SET top = x'00'", ["records"]),
         ("UPDATE records SET top = zeroblob(1600)", ["records"]),
+        ("UPDATE records SET channels = 7", ["records"]),
+        ("UPDATE records SET channels = x'01'", ["records"]),
+        (f"UPDATE records SET channels = x'{'ff' * 16}'", ["records"]),
+        (f"UPDATE records SET channels = x'{'7f' * 16}789c'", ["records"]),
+        (f"UPDATE records SET channels = x'{'01' + '00' * 15}1234567890'", ["records"]),
         ("UPDATE records SET histogram = x''", ["records"]),
         ("UPDATE records SET histogram = x'0901'", ["records"]),
         ("UPDATE records SET histogram = x'0101'", ["records"]),
@@ -236,7 +242,7 @@ def test_the_statements_of_the_schema_make_what_a_writer_makes(tmp_path):
     path = write_run(tmp_path / "a", steps=1)
     connection = sqlite3.connect(path / "index.sqlite")
     query = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-    assert dict(connection.execute(query)) == CREATE
+    assert dict(connection.execute(query)) == TABLES[FORMAT]
     columns = [row[1] for row in connection.execute("PRAGMA table_info(records)")]
     connection.close()
     assert sorted(columns) == sorted(INSERT_RECORD.partition("(")[2].partition(")")[0].split(", "))

@@ -12,7 +12,7 @@ import popsim_torch as poptorch
 from popsim_torch.errors import UsageRuntimeError, UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record, RecordSink
 from popsim_torch.records import RecordedTensor, Run, RunWriter
-from popsim_torch.statistics import Moments, Sample, Statistics, statistics_of
+from popsim_torch.statistics import Channels, Moments, Sample, Statistics, fitting, statistics_of
 from tests.unit.records.runs import (
     ALL,
     TENSORS,
@@ -44,11 +44,59 @@ def round_trip(folder, record):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("requests", [(), ALL, *[(one,) for one in ALL]], ids=repr)
 def test_statistics(case, requests, tmp_path):
-    record = Record("x/y:0", 3, 2, 1, statistics_of(CASES[case], *requests))
+    tensor = CASES[case]
+    found = statistics_of(tensor, *fitting(requests, tensor.dim()))
+    record = Record("x/y:0", 3, 2, 1, found)
     found = round_trip(tmp_path, record)
     place = (found.name, found.step, found.micro_batch, found.replica)
     assert Record(*place, record.statistics) == record
     assert_same(found.statistics, record.statistics)
+
+
+def test_channels(tmp_path):
+    x = torch.randn(5, 300).relu()
+    x[:, 7], x[2, 8] = math.nan, math.inf
+    for number, one in enumerate((x, x[:0], x[:, :0])):
+        record = Record("x", 0, 0, 0, statistics_of(one, Channels()))
+        found = round_trip(tmp_path / str(number), record).statistics
+        assert_same(found, record.statistics)
+        assert found.channels.mean.shape == (one.shape[1],)
+
+
+FORMAT_1 = (
+    "CREATE TABLE records (step INTEGER, micro_batch INTEGER, replica INTEGER, "
+    "tensor INTEGER, asked INTEGER, count INTEGER, nans INTEGER, infs INTEGER, "
+    "mean REAL, std REAL, minimum REAL, maximum REAL, norm REAL, absolute_mean REAL, "
+    "zeros INTEGER, subnormals INTEGER, half_overflows INTEGER, half_underflows INTEGER, "
+    "fingerprint INTEGER, samples BLOB, histogram BLOB, top BLOB)"
+)
+
+
+def test_a_run_of_the_first_format_is_read(tmp_path):
+    """Before there were channels."""
+    path = write_run(tmp_path / "a.popsim", requests=ALL[:-1])
+    expected = Run(path).records()
+    connection = sqlite3.connect(path / "index.sqlite")
+    for statement in (
+        "DROP INDEX places",
+        "ALTER TABLE records RENAME TO newer",
+        FORMAT_1,
+        "ALTER TABLE newer DROP COLUMN channels",
+        "INSERT INTO records SELECT * FROM newer",
+        "DROP TABLE newer",
+        "CREATE UNIQUE INDEX places ON records (step, tensor, micro_batch, replica)",
+        "PRAGMA user_version = 1",
+    ):
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+    run = Run(path)
+    found = run.records()
+    assert [one.name for one in found] == [one.name for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one.statistics, other.statistics)
+    assert run.records(step=1, name="input")[0].statistics.channels is None
+    assert run.steps == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("fingerprint", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
