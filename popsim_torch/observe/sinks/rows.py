@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from popsim_torch.observe.record import Record
-from popsim_torch.statistics import HistogramCounts
+from popsim_torch.statistics import ChannelStatistics, HistogramCounts
 
 __all__ = ["FIELDS", "csv_lines", "json_line"]
 
@@ -21,7 +21,8 @@ _NUMBERS = (
     *("count", "nans", "infs", "mean", "std", "minimum", "maximum", "norm", "absolute_mean"),
     *("zeros", "subnormals", "half_overflows", "half_underflows"),
 )
-FIELDS = (*_PLACE, *_NUMBERS, "fingerprint")
+_CHANNELS = ("zeros", "nans", "infs", "mean", "norm", "minimum", "maximum")
+FIELDS = (*_PLACE, *_NUMBERS, "fingerprint", "dead_channels")
 """The columns of a CSV file of records, and the first keys of a line of JSON."""
 
 
@@ -31,6 +32,7 @@ def fields(record: Record) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(record, name) for name in _PLACE}
     row.update({name: _finite(getattr(found, name)) for name in _NUMBERS})
     row["fingerprint"] = None if found.fingerprint is None else f"{found.fingerprint:016x}"
+    row["dead_channels"] = None if found.channels is None else len(found.channels.dead)
     return row
 
 
@@ -50,13 +52,14 @@ def csv_lines(records: Sequence[Record], header: bool) -> str:
 
 
 def json_line(record: Record) -> str:
-    """Return a record as a JSON object on one line: ``FIELDS``, histogram, top values, samples."""
+    """Return a record as a JSON object on one line: ``FIELDS``, and its arrays."""
     found = record.statistics
     row = fields(record)
     row["histogram"] = None if found.histogram is None else _bins(found.histogram)
     for name in ("top_values", "top_positions", "samples"):
         tensor: torch.Tensor | None = getattr(found, name)
         row[name] = None if tensor is None else [_spelt(number) for number in tensor.tolist()]
+    row["channels"] = None if found.channels is None else _channels(found.channels)
     return json.dumps(row, allow_nan=False) + "\n"
 
 
@@ -68,6 +71,13 @@ def _bins(histogram: HistogramCounts) -> dict[str, Any]:
         places = counts.nonzero().flatten().tolist()
         sides[name] = {str(place): int(counts[place]) for place in places}
     return sides
+
+
+def _channels(channels: ChannelStatistics) -> dict[str, Any]:
+    lists: dict[str, Any] = {"count": channels.count}
+    for name in _CHANNELS:
+        lists[name] = [_finite(number) for number in getattr(channels, name).tolist()]
+    return lists
 
 
 def _finite(number: float | int | None) -> float | int | None:

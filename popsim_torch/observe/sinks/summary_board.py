@@ -27,9 +27,9 @@ class SummaryBoard:
     As a sink of an :class:`OutfeedCallback` it writes the mean, deviation, norm and histogram of
     each tensor; tags are ``name/key/mean`` and similar, steps are epochs. As a sink of records it
     writes every statistic that a record has, with the tag ``<statistic>/<tensor>``, such as
-    ``norm/Gradient___fc1.weight``, and its histogram, in at most 64 bins, with the tag
-    ``histogram/<tensor>``; steps are device iterations. Tags of other micro-batches and replicas
-    than the first end with ``/micro_batch_1`` and ``/replica_1``.
+    ``norm/Gradient___fc1.weight``; the number of dead channels, ``dead_channels/<tensor>``; and its
+    histogram, in at most 64 bins, ``histogram/<tensor>``; steps are device iterations. Tags of
+    other micro-batches and replicas than the first end with ``/micro_batch_1`` and ``/replica_1``.
 
     TensorBoard is not a requirement of this package: ``pip install tensorboard``.
 
@@ -83,6 +83,10 @@ class SummaryBoard:
                 number = getattr(record.statistics, statistic)
                 if number is not None:
                     self._writer.add_scalar(f"{statistic}/{tensor}", number, record.step)
+            channels = record.statistics.channels
+            if channels is not None:
+                dead = len(channels.dead)
+                self._writer.add_scalar(f"dead_channels/{tensor}", dead, record.step)
             if record.statistics.histogram is not None:
                 self._write_bins(f"histogram/{tensor}", record)
 

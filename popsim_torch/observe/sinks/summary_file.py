@@ -31,9 +31,9 @@ class SummaryFile:
     object. As a sink of an :class:`OutfeedCallback` it writes a line for each tensor and epoch: the
     callback's name, epoch (from 1), key and shape, and the statistics of ``summarise`` with three
     quantiles. As a sink of records it writes a line for each record: ``name``, ``step``,
-    ``micro_batch``, ``replica``, all numbers of its statistics, and the fingerprint in hexadecimal
-    digits. Lines of JSON also have the histogram (the counts by number of the bin), the top values
-    and the samples.
+    ``micro_batch``, ``replica``, all numbers of its statistics, the fingerprint in hexadecimal
+    digits, and the number of dead channels. Lines of JSON also have the histogram (the counts by
+    number of the bin), the top values, the samples and the numbers of each channel.
 
     Numbers that are not finite are empty, or null; ``nans`` and ``infs`` count them. The file is
     complete after each call, also if the process is killed later.

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from popsim_torch.errors import UsageTypeError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import SummaryBoard
-from popsim_torch.statistics import Statistics
+from popsim_torch.statistics import Channels, Statistics, statistics_of
 from tests.unit.observe.made_records import record
 
 
@@ -39,6 +40,12 @@ def test_a_scalar_for_each_statistic(writer):
     assert writer.scalars["norm/fc.weight", 5] == 5 and writer.scalars["norm/fc.weight", 6] == 1
     assert writer.scalars["minimum/fc.weight", 5] == -4
     assert len(writer.scalars) == 24 and writer.flushed == 1
+
+
+def test_the_number_of_dead_channels(writer):
+    found = statistics_of(torch.tensor([[0.0, 1.0], [0.0, 2.0]]), Channels())
+    SummaryBoard(writer).write_records([Record("x", 3, None, 0, found)])
+    assert writer.scalars["dead_channels/x", 3] == 1
 
 
 def test_what_was_not_asked_for_has_no_scalar(writer):

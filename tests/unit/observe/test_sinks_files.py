@@ -17,7 +17,7 @@ from popsim_torch.errors import UsageValueError
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import SummaryFile
 from popsim_torch.observe.sinks.rows import FIELDS
-from popsim_torch.statistics import Statistics
+from popsim_torch.statistics import Channels, Statistics, statistics_of
 from tests.unit.observe.made_records import record
 
 ROOT = Path(__file__).parents[3]
@@ -75,6 +75,25 @@ def test_a_line_of_json_has_everything(tmp_path):
         "positive": {"127": 1, "255": 2},
     }
     assert bare["histogram"] is None and bare["norm"] is None and bare["count"] == 4
+
+
+def test_channels(tmp_path):
+    found = statistics_of(torch.tensor([[0.0, math.inf], [0.0, 2.0]]), Channels())
+    for name in ("run.csv", "run.jsonl"):
+        SummaryFile(tmp_path / name).write_records([Record("x", 0, 1, 0, found)])
+    assert table(tmp_path / "run.csv")[0]["dead_channels"] == "1"
+    (line,) = lines(tmp_path / "run.jsonl")
+    assert line["dead_channels"] == 1
+    assert line["channels"] == {
+        "count": 2,
+        "zeros": [2, 0],
+        "nans": [0, 0],
+        "infs": [0, 1],
+        "mean": [0, 2],
+        "norm": [0, 2],
+        "minimum": [0, 2],
+        "maximum": [0, 2],
+    }
 
 
 def test_tensors_of_a_callback_and_records_do_not_mix_in_a_table(tmp_path):
