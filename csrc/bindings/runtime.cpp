@@ -275,6 +275,7 @@ void bind_runtime(py::module_& m) {
       .def_property_readonly("last_micro_batch", &Executable::last_micro_batch)
       .def_property_readonly("num_iterations", &Executable::num_iterations)
       .def_property_readonly("num_runs", &Executable::num_runs)
+      .def_property_readonly("running", &Executable::running)
       .def_property_readonly("last_run", &Executable::last_run)
       .def(
           "write",

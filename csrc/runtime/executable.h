@@ -125,6 +125,8 @@ class Executable {
   [[nodiscard]] int64_t num_iterations() const;
   // Number of runs begun so far.
   [[nodiscard]] int64_t num_runs() const { return num_runs_; }
+  // Whether a run is in progress; any thread may call it.
+  [[nodiscard]] bool running() const { return usage_.running(); }
   // When the last complete run was called, began and ended, in seconds of the
   // steady clock.
   [[nodiscard]] std::tuple<double, double, double> last_run() const;

@@ -39,6 +39,10 @@ class Usage {
   // Asks the run to end; any thread may call it. Returns whether there is a
   // run.
   bool stop();
+  [[nodiscard]] bool running() const {
+    const State state = state_.load(std::memory_order_acquire);
+    return state == State::kRunning || state == State::kStopping;
+  }
   [[nodiscard]] bool stopping() const {
     return state_.load(std::memory_order_relaxed) == State::kStopping;
   }

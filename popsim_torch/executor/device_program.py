@@ -97,7 +97,7 @@ class DeviceProgram:
         self._traffic = Traffic()  # of earlier exchanges
         self.warned: set[str] = set()
         self.replica_groups: dict[str, tuple[int, ...]] = {}
-        self.alarm: Error | None = None  # ends the next run
+        self.alarm: BaseException | None = None  # ends the next run
         # Called when a program comes, and before it goes.
         self.after_take: Callable[[DeviceProgram], object] = lambda device: None
         self.before_release: Callable[[DeviceProgram], object] = lambda device: None
@@ -298,18 +298,22 @@ class DeviceProgram:
         peers = None if exchange is None else exchange.peers
         return self._watcher.caught(inputs, self.exchange, peers, message)
 
-    def ring(self, alarm: Error) -> None:
-        """End the run, or the next one if none is in progress, with an error; for any thread."""
-        self.alarm = alarm
+    def ring(self, alarm: BaseException) -> None:
+        """End the run, or the next one if none is in progress, with an error; for any thread.
+
+        If there are several, the first one counts.
+        """
+        if self.alarm is None:
+            self.alarm = alarm
         if self.compiled is not None:
             self.compiled.executable.stop()
 
-    def _failure(self, error: Exception) -> Exception:
+    def _failure(self, error: Exception) -> BaseException:
         """Return the error of a run: the alarm, if it has stopped the run."""
         stopped = was_stopped(str(error))
         return (self._take_alarm() if stopped else None) or _native.translated(error)
 
-    def _take_alarm(self) -> Error | None:
+    def _take_alarm(self) -> BaseException | None:
         alarm, self.alarm = self.alarm, None
         return alarm
 
@@ -387,6 +391,7 @@ class DeviceProgram:
         self.compiled = self.state = self.ready = self._report = self._watcher = None
         self.options._take_anchors()
         self.last_complete_run = 0
+        self.alarm = None
         self.weights.detach()
         if self._wrapping is not None:
             self._wrapping.undo()

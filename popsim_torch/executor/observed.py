@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +13,7 @@ import torch
 
 from popsim_torch import _native, logs
 from popsim_torch.errors import UsageValueError, listed_names
+from popsim_torch.executor.conditions import Condition
 from popsim_torch.ir import (
     Graph,
     LoopCounts,
@@ -38,21 +40,9 @@ __all__ = ["Observed", "Observer", "observe_program"]
 
 _MAX_BYTES = 64 * 2**20
 """The size of the unread statistics of a block (bytes); after it the oldest ones are dropped."""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A condition on the records of some tensors.
-
-    Attributes:
-        names: The names of the tensors.
-        when: Returns whether a record meets the condition.
-        then: Called with such a record; None to end the run.
-    """
-
-    names: frozenset[str]
-    when: Callable[[Record], object]
-    then: Callable[[Record], object] | None
+_RECORD_BYTES = 1000
+"""About the size of a record in Python, without the arrays that it shares with others (bytes)."""
+_STEPS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
@@ -228,12 +218,37 @@ class _Open:
     parts: dict[tuple[str, int], list[Callable[[], Statistics]]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Element:
+    """An element of a queue: the statistics of a block of ops at one place of a run.
+
+    Attributes:
+        place: The step and the micro-batch of the first replica.
+        queue: The number of the queue.
+        positions: The step and the micro-batch of each replica.
+        batch: The elements that came together.
+        index: Its index among them.
+    """
+
+    place: list[int]
+    queue: int
+    positions: list[list[int]]
+    batch: _Batch
+    index: int
+
+
 class Observer:
     """Reads the statistics of a compiled program; any thread may use it.
 
     Args:
         observed: The observed version.
         loop: How often a call runs the program.
+
+    Attributes:
+        blocks: What each of its queues gets.
+        conditions: What the records must not be.
+        queues: The queues.
+        program: The number of the program, for its records.
     """
 
     def __init__(self, observed: Observed, loop: LoopCounts) -> None:
@@ -241,7 +256,10 @@ class Observer:
         self.conditions = observed.conditions
         self._loop = loop
         self._lock = threading.Lock()
+        self.program = 0
         self._open = [_Open() for _ in observed.blocks]
+        self._held: list[deque[_Element]] = [deque() for _ in observed.blocks]
+        self._last = [-1 for _ in observed.blocks]  # the last step of each queue
         self.queues = [self._queue(block) for block in observed.blocks]
         self._decoders = [_decoders(observed.program.graph, block) for block in observed.blocks]
 
@@ -268,73 +286,83 @@ class Observer:
             for queue, block in zip(self.queues, self.blocks, strict=True)
         )
 
-    def take(self) -> tuple[list[Record], int]:
-        """Return the records that have come and were not taken before, and their size in bytes.
+    def take(self, executable: _native.Executable) -> tuple[list[Record], int, bool]:
+        """Return some of the records that have come and were not taken before.
 
-        They are in the order of steps, micro-batches and ops, as far as they have come.
+        They are in the order of steps, micro-batches and ops. Those of a step that has not ended
+        are left for later.
+
+        Args:
+            executable: The program.
+
+        Returns:
+            The records, their bytes, and whether there may be more.
         """
         with self._lock:
-            elements: list[tuple[list[int], int, int, _Batch, list[list[int]]]] = []
-            num_bytes = 0
+            was_running, num_runs = executable.running, executable.num_runs
+            num_bytes, is_empty = 0, True
             for number, queue in enumerate(self.queues):
-                count, arrays = queue.take(-1)
-                if not count:
-                    continue
-                num_bytes += sum(array.nbytes for array in arrays)
-                shaped = [array.view(count, self._loop.replicas, -1) for array in arrays]
-                vectors = self.blocks[number].vectors
-                batch = _Batch(vectors, self._decoders[number], shaped[1:])
-                phase = int(self.blocks[number].phase)
-                places = shaped[0].tolist()
-                elements += [
-                    ([*places[index][0], phase], number, index, batch, places[index])
-                    for index in _not_repeated([positions[0] for positions in places])
-                ]
-            elements.sort(key=lambda element: element[:3])
-            records = [
-                record
-                for _, number, index, batch, positions in elements
-                for record in self._records(number, index, batch, positions)
-            ]
-            return records, num_bytes
+                most = self._most(self.blocks[number])
+                count, arrays = queue.take(most)
+                if count:
+                    num_bytes += self._hold(number, count, arrays)
+                is_empty = is_empty and count < most
+            is_over = not was_running and not executable.running and executable.num_runs == num_runs
+            # Earlier ops may still have to put the statistics of the last step into a queue.
+            elements = self._ready(None if is_over and is_empty else min(self._last))
+            records = [record for element in elements for record in self._records(element)]
+            num_bytes += _RECORD_BYTES * len(records)
+            return records, num_bytes, bool(records) or not is_empty
 
-    def _records(
-        self, number: int, index: int, batch: _Batch, positions: list[list[int]]
-    ) -> Iterator[Record]:
+    def _most(self, block: ObservedBlock) -> int:
+        """Return how many elements of a queue are taken at a time: those of some steps."""
+        if block.phase == Phase.UPDATE:
+            return _STEPS_AT_A_TIME
+        return _STEPS_AT_A_TIME * self._loop.gradient_accumulation
+
+    def _hold(self, number: int, count: int, arrays: Sequence[torch.Tensor]) -> int:
+        """Keep the elements of a queue; return their bytes."""
+        shaped = [array.view(count, self._loop.replicas, -1) for array in arrays]
+        batch = _Batch(self.blocks[number].vectors, self._decoders[number], shaped[1:])
+        held = self._held[number]
+        for index, positions in enumerate(shaped[0].tolist()):
+            # After Options.watch has ended a device iteration, its micro-batches may run again.
+            while held and held[-1].place >= positions[0]:
+                held.pop()
+            held.append(_Element(positions[0], number, positions, batch, index))
+            self._last[number] = positions[0][0]
+        return sum(array.nbytes for array in arrays)
+
+    def _ready(self, end: int | None) -> list[_Element]:
+        """Return the elements of the steps before ``end``, or all, in order."""
+        found: list[_Element] = []
+        for held in self._held:
+            while held and (end is None or held[0].place[0] < end):
+                found.append(held.popleft())
+        found.sort(key=lambda one: (*one.place, self.blocks[one.queue].phase, one.queue))
+        return found
+
+    def _records(self, element: _Element) -> Iterator[Record]:
         """Yield the records of an element of a queue."""
-        block, opened = self.blocks[number], self._open[number]
-        is_update = block.phase == Phase.UPDATE
-        for replica, (step, micro_batch) in enumerate(positions):
+        block, opened = self.blocks[element.queue], self._open[element.queue]
+        is_update, number = block.phase == Phase.UPDATE, self.program
+        for replica, (step, micro_batch) in enumerate(element.positions):
             place = None if is_update else micro_batch
             if step != opened.step:
                 opened.step = step
                 opened.parts.clear()
             for tensor, one in enumerate(block.tensors):
-                found = partial(batch.statistics, tensor, index, replica)
+                found = partial(element.batch.statistics, tensor, element.index, replica)
                 if place is None or not one.by_iteration:
-                    yield Record(one.name, step, place, replica, found)
+                    yield Record(one.name, step, place, replica, found, number)
                     continue
                 parts = opened.parts.setdefault((one.name, replica), [])
                 if micro_batch == 0:  # a device iteration that Options.watch ended begins anew
                     parts.clear()
                 parts.append(found)
                 if len(parts) == self._loop.gradient_accumulation:
-                    yield Record(one.name, step, None, replica, partial(_merged, tuple(parts)))
-
-
-def _not_repeated(places: Sequence[list[int]]) -> list[int]:
-    """Return the indices of all elements but those whose micro-batches ran again later.
-
-    Args:
-        places: The step and micro-batch of each element. They grow, but begin anew after
-            ``Options.watch`` has ended a device iteration.
-    """
-    kept: list[int] = []
-    for index, place in enumerate(places):
-        while kept and places[kept[-1]] >= place:
-            kept.pop()
-        kept.append(index)
-    return kept
+                    merged = partial(_merged, tuple(parts))
+                    yield Record(one.name, step, None, replica, merged, number)
 
 
 def _decoders(graph: Graph, block: ObservedBlock) -> list[Decoder]:

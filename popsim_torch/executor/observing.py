@@ -6,19 +6,21 @@ import os
 import sys
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 from popsim_torch import logs
-from popsim_torch.errors import Error, RecordError, UsageAttributeError, UsageValueError
+from popsim_torch.errors import Error, UsageAttributeError, UsageValueError
 from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.conditions import Condition, Judge
+from popsim_torch.executor.delivery import Delivery, recorder_of
 from popsim_torch.executor.device_program import DeviceProgram
-from popsim_torch.executor.observed import Condition, Observer
+from popsim_torch.executor.kept_records import KeptRecords
+from popsim_torch.executor.observed import Observer
 from popsim_torch.executor.queues import queue_states
-from popsim_torch.executor.record_threads import start_reading
+from popsim_torch.executor.record_threads import WorkerThread, keep_track
 from popsim_torch.executor.recording import ProgramRecorder
 from popsim_torch.executor.table import table
 from popsim_torch.observe.record import Record, RecordSink
@@ -31,8 +33,11 @@ from popsim_torch.tensors.selections import Select
 __all__ = ["ObservedTensors", "Observing"]
 
 P = ParamSpec("P")
-_KEPT = 256 * 2**20
-"""The size of the records that wait for ``observations()`` (bytes); the oldest ones are dropped."""
+_PARTS = 16
+"""How many parts of the records are taken at a time while a program runs."""
+_SECONDS = 0.05
+_SECONDS_OF_CONDITIONS = 0.005
+"""The time between two looks at records, if conditions may end the run."""
 _OF_RUNS: tuple[Request, ...] = (Moments(), Counts(), Fingerprint(), Sample())
 
 
@@ -82,17 +87,14 @@ class _Program:
     Attributes:
         device: Runs it.
         compiled: The program.
-        failed: The conditions that were met, or raised an exception.
+        observer: Reads the statistics that it computes.
+        judge: Looks at its records.
     """
 
     device: DeviceProgram
     compiled: CompiledModel
-    failed: set[Condition] = field(default_factory=set)
-
-    @property
-    def observer(self) -> Observer | None:
-        """Reads the statistics that the program computes; None if it computes none."""
-        return self.compiled.observer
+    observer: Observer
+    judge: Judge
 
 
 class Observing:
@@ -103,21 +105,24 @@ class Observing:
 
     Attributes:
         options: As given.
-        lock: Held while records are read.
+        already_met: The conditions that programs which come from now on do not look at.
     """
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.lock = threading.RLock()
+        self.already_met: Collection[Condition] = ()
+        self._lock = threading.RLock()  # held while records are taken and judged
+        self._devices: list[DeviceProgram] = []
         self._programs: list[_Program] = []
-        self._kept: deque[tuple[list[Record], int]] = deque()
-        self._num_kept = 0  # bytes
-        self._num_lost = 0
+        self._num_programs = 0
+        self._kept = KeptRecords()
+        self._delivery = Delivery()
         self._looks = False
-        self._sinks: list[SafeSink] = []
+        self._leaving: list[DeviceProgram] = []
         self._completed: list[str] = []  # the names of runs that ended with a program
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: WorkerThread | None = None
+        self._judged = threading.Condition()
+        self._asked = self._answered = 0  # how often all records were to be judged, and were
 
     def join(self, device: DeviceProgram) -> None:
         """Observe all programs that a device program takes from now on."""
@@ -131,38 +136,35 @@ class Observing:
         Raises:
             Error: Nothing is compiled.
         """
-        if not self._programs:
+        if not self._devices:
             raise Error(
                 "observing: the model has not been compiled or has been destroyed. Call it first."
             )
-        requests, every, dropped = {}, None, self._num_lost
+        requests, every, dropped = {}, None, self._kept.lost + self._delivery.has_lost
         for program in self._programs:
-            if program.observer is not None:
-                blocks = program.observer.blocks
-                requests.update({one.name: one.requests for b in blocks for one in b.tensors})
-                every = program.compiled.executable.observed_every
-                dropped += program.observer.dropped
+            blocks = program.observer.blocks
+            requests.update({one.name: one.requests for b in blocks for one in b.tensors})
+            every = program.compiled.executable.observed_every
+            dropped += program.observer.dropped
         return ObservedTensors(requests, every or None, dropped)
 
     def observations(self) -> list[Record]:
         """Return the records that ``Options.observe`` asked for, as far as they have come.
 
         Each record is returned once, in the order of the run; any thread may ask, also while the
-        model runs. If nobody asks, the newest ones are kept: up to 64 MiB of each block of ops.
+        model runs. If nobody asks, the newest ones are kept: up to 256 MiB, or 64 MiB if there are
+        sinks.
 
         Raises:
             Error: The options observe nothing.
         """
         self._require("observations")
-        with self.lock:
-            self.look()
-            found = [record for records, _ in self._kept for record in records]
-            self._kept.clear()
-            self._num_kept = 0
-            return found
+        with self._lock:
+            self._look()
+            return self._kept.take()
 
     def add_sink(self, sink: RecordSink) -> None:
-        """Pass all further records on to a sink, on a thread of their reader, while the model runs.
+        """Pass all further records on to a sink, on a thread of their own, while the model runs.
 
         A sink that raises gets no more records; a warning says so, and the model keeps running.
         ``close_sinks`` passes on what is left. So does ``destroy``, and the end of the process.
@@ -170,34 +172,38 @@ class Observing:
         Args:
             sink: An object with ``write_records(records)`` and ``close()``, such as
                 ``poptorch.HtmlPage``, ``LiveTerminal``, ``SummaryFile``, ``SummaryBoard`` or
-                ``RunWriter``.
+                ``RunWriter``. A ``RunWriter`` records one program, as ``record`` does.
 
         Raises:
             UsageTypeError: It is something else.
             Error: The options observe nothing.
         """
-        self._add(SafeSink(sink), "add_sink")
+        safe = SafeSink(sink)
+        if isinstance(sink, RunWriter):
+            safe = SafeSink(ProgramRecorder(sink), safe.name)
+        self._add(safe, "add_sink")
 
     def _add(self, safe: SafeSink, what: str) -> None:
         self._require(what)
-        with self.lock:
-            self.look()
-            self._sinks.append(safe)
+        with self._lock:
+            self._look()
+            self._delivery.add(safe)
+            recorder = recorder_of(safe)
+            if recorder is not None and self._programs:
+                recorder.device = self._programs[0].device
             self._start()
 
     def close_sinks(self) -> None:
         """Pass on what the sinks have not got yet, and close them; there are none afterwards."""
-        self._close(list(self._sinks))
+        self._close(list(self._delivery.sinks))
 
     def _close(self, sinks: Sequence[SafeSink]) -> None:
         """Pass on what some sinks have not got yet, and close them."""
-        with self.lock:
-            self.look()
-            self._sinks = [one for one in self._sinks if one not in sinks]
-            if not self._sinks and not self._has_conditions:
-                self._stop.set()
-        for sink in sinks:
-            sink.close()
+        with self._lock:
+            self._look()
+        self._delivery.close(sinks)
+        if not self._delivery.sinks and not self._has_conditions and self._thread is not None:
+            self._thread.stop()
 
     @contextmanager
     def passing_on(self, what: str, sinks: Sequence[RecordSink]) -> Iterator[None]:
@@ -247,30 +253,41 @@ class Observing:
         Raises:
             Error: The model is compiled already, or the folder cannot be written.
         """
-        if self._programs:
+        if self._devices:
             raise Error(
                 "record: the model is compiled already, and what it observes is a part of its "
                 "program. Call record before the first call, or model.destroy() first."
             )
+        requests = what or _OF_RUNS
         try:
-            self.options.observe(select, *(what or _OF_RUNS), every=every)
+            self.options.clone().observe(select, *requests, every=every)
+            writer = RunWriter(path, max_bytes=max_bytes, meta=meta)
+            self.options.observe(select, *requests, every=every)
         except UsageAttributeError as error:
             raise UsageValueError(error.message) from None
-        writer = RunWriter(path, max_bytes=max_bytes, meta=meta)
         self._add(SafeSink(ProgramRecorder(writer), f"RunWriter({str(path)!r})"), "record")
         return writer
 
+    def met(self) -> set[Condition]:
+        """Return the conditions that the records of the present programs have met."""
+        return {condition for program in self._programs for condition in program.judge.met}
+
     def _begin(self, device: DeviceProgram) -> None:
         """Read the records of a program from now on."""
-        program = _Program(device, device.require_compiled("observe"))
+        compiled = device.require_compiled("observe")
+        observer = compiled.observer
         device.judge = None
-        with self.lock:
-            self._programs.append(program)
-            if program.observer is None:
+        with self._lock:
+            self._devices.append(device)
+            if observer is None:
                 return
+            judge = Judge(observer.conditions, device.ring, self.already_met)
+            observer.program, self._num_programs = self._num_programs, self._num_programs + 1
+            self._programs.append(_Program(device, compiled, observer, judge))
             self._assign_runs(device)
-            if program.observer.conditions:
+            if observer.conditions:
                 device.judge = _weak_call(weakref.WeakMethod(self._judge_run))
+            if observer.conditions or self._delivery.sinks:
                 self._start()
 
     def _assign_runs(self, device: DeviceProgram) -> None:
@@ -283,8 +300,8 @@ class Observing:
                 "model is compiled again.",
                 name,
             )
-        for safe in self._sinks:
-            recorder = _recorder(safe)
+        for safe in self._delivery.sinks:
+            recorder = recorder_of(safe)
             if recorder is None:
                 continue
             if recorder.device is None:
@@ -298,33 +315,71 @@ class Observing:
 
     @property
     def _has_conditions(self) -> bool:
-        observers = [one.observer for one in self._programs]
-        return any(one is not None and one.conditions for one in observers)
+        return any(one.observer.conditions for one in self._programs)
 
     def _finish(self, device: DeviceProgram) -> None:
         """Take what is left before a program goes, and complete its recorded runs."""
-        with self.lock:
-            self.look()
+        with self._lock:
+            if self._looks:  # the garbage collector lets the executor go in the middle of a look
+                self._leaving.append(device)
+                return
+            self._look()
+            self._devices = [one for one in self._devices if one is not device]
             self._programs = [one for one in self._programs if one.device is not device]
-            runs = [one for one in self._sinks if _is_run_of(one, device)]
-            self._sinks = [one for one in self._sinks if one not in runs]
-        for one in runs:
-            one.close()
+        runs = [
+            sink
+            for sink in self._delivery.sinks
+            if (recorder := recorder_of(sink)) is not None and recorder.device is device
+        ]
+        if runs:
+            self._delivery.close(runs)
         self._completed += [one.name for one in runs]
 
     def _judge_run(self) -> None:
-        """Look at the last records of a run."""
-        with self.lock:
-            self.look()
+        """Wait until all records of a run were looked at."""
+        with self._judged:
+            self._asked += 1
+            asked = self._asked
+            while self._thread is not None and self._thread.works and self._answered < asked:
+                self._thread.wake()
+                self._judged.wait(_SECONDS)
+        if self._answered < asked:
+            with self._lock:
+                self._look()
+
+    def work(self) -> None:
+        """Take what has come; called on the thread."""
+        asked = self._asked
+        with self._lock:
+            more = self._look()
+        if more:
+            self._wake()
+            return
+        with self._judged:
+            self._answered = max(self._answered, asked)
+            self._judged.notify_all()
+
+    def _wake(self) -> None:
+        if self._thread is not None:
+            self._thread.wake()
+
+    @property
+    def locks(self) -> Sequence[threading.RLock]:
+        """Held while it is in the middle of something."""
+        return self._lock, self._delivery.lock
 
     def leave_to_parent(self) -> None:
-        """Forget sinks and thread, which belong to the parent of this process."""
-        self._sinks.clear()
+        """Forget sinks and threads, which belong to the parent of this process."""
+        self._delivery.leave_to_parent()
+        self._lock = threading.RLock()
+        self._judged = threading.Condition()
         self._thread = None
+        if self._has_conditions:
+            self._start()
 
     def __del__(self) -> None:
         # Nobody else passes on what is left.
-        if self.__dict__.get("_sinks") and not sys.is_finalizing():
+        if "_thread" in self.__dict__ and self._delivery.sinks and not sys.is_finalizing():
             self.close_sinks()
 
     def _require(self, what: str) -> None:
@@ -334,104 +389,50 @@ class Observing:
                 "is wrapped."
             )
 
-    def look(self) -> None:
-        """Take what has come, and pass it on."""
-        # The garbage collector may let the executor go in the middle of it, and a sink may ask for
-        # records.
+    def _look(self) -> bool:
+        """Take what has come, judge it, and pass it on; the lock is held.
+
+        Returns:
+            Whether programs run that may have more already.
+        """
+        # A condition may ask for records, and the garbage collector may let the executor go in the
+        # middle of it.
         if self._looks:
-            return
+            return False
         self._looks = True
         try:
-            self._show_queues()
-            self._pass_on()
+            more = [self._take_parts(program) for program in list(self._programs)]
+            if self._delivery.shows_queues and self._programs:
+                queues = [one.compiled.queues for one in self._programs]
+                self._delivery.show_queues(queue_states(queues))
         finally:
             self._looks = False
+        while self._leaving:
+            self._finish(self._leaving.pop())
+        return any(more)
 
-    def _pass_on(self) -> None:
-        for program in list(self._programs):
-            observer = program.observer
-            records, num_bytes = ([], 0) if observer is None else observer.take()
-            if not records:
-                continue
-            assert observer is not None
-            self._keep(records, num_bytes)
-            _judge(program, observer, records)
-            for sink in self._sinks:
-                if _recorder(sink) is None or _is_run_of(sink, program.device):
-                    sink.write_records(records)
-                    if observer.dropped:
-                        sink.records_dropped(observer.dropped)
+    def _take_parts(self, program: _Program) -> bool:
+        """Take all records of a program, or many while it runs; return whether it may have more."""
+        num_taken = 0
+        while self._take(program):
+            num_taken += 1
+            if num_taken >= _PARTS and program.compiled.executable.running:
+                return True
+        return False
 
-    def _show_queues(self) -> None:
-        """Tell the sinks that want to know it how full the queues of the programs are."""
-        sinks = [one for one in self._sinks if one.shows_queues]
-        programs = self._programs if sinks else []
-        states = queue_states([one.compiled.queues for one in programs]) if programs else []
-        for sink in sinks:
-            if states:
-                sink.show_queues(states)
-
-    def _keep(self, records: list[Record], num_bytes: int) -> None:
-        """Keep records for ``observations()``, and drop the oldest ones if they are too many."""
-        self._kept.append((records, num_bytes))
-        self._num_kept += num_bytes
-        while self._num_kept > _KEPT and len(self._kept) > 1:
-            lost, lost_bytes = self._kept.popleft()
-            self._num_kept -= lost_bytes
-            self._num_lost += len(lost)
+    def _take(self, program: _Program) -> bool:
+        """Take some of the records of a program; return whether there may be more."""
+        observer = program.observer
+        records, num_bytes, more = observer.take(program.compiled.executable)
+        if records:
+            self._kept.add(records, num_bytes, few=bool(self._delivery.sinks))
+            self._delivery.put(program.device, records, observer.dropped)
+        program.judge.judge(records)
+        return more
 
     def _start(self) -> None:
         """Start the reader's thread if there is none; it ends with the executor."""
-        if self._thread is not None and self._thread.is_alive() and not self._stop.is_set():
-            return
-        self._stop = threading.Event()
-        self._thread = start_reading(self, self._stop)
-
-
-def _recorder(safe: SafeSink) -> ProgramRecorder | None:
-    """Return the recorder that a sink is; None for other sinks."""
-    return safe.sink if isinstance(safe.sink, ProgramRecorder) else None
-
-
-def _is_run_of(safe: SafeSink, device: DeviceProgram) -> bool:
-    """Return whether a sink is the recorded run of a program."""
-    recorder = _recorder(safe)
-    return recorder is not None and recorder.device is device
-
-
-def _judge(program: _Program, observer: Observer, records: Sequence[Record]) -> None:
-    """Look for records that meet a condition."""
-    for condition in observer.conditions:
-        for record in records:
-            if record.name not in condition.names or condition in program.failed:
-                continue
-            try:
-                if not condition.when(record):
-                    continue
-                if condition.then is not None:
-                    condition.then(record)
-                    continue
-            except Exception as error:
-                program.failed.add(condition)
-                logs.python.warning(
-                    "Options.observe: when or then failed and is called no more: %s: %s. The "
-                    "model keeps running.",
-                    *(type(error).__name__, error),
-                )
-                continue
-            program.failed.add(condition)
-            program.device.ring(RecordError(_text_of(record), record))
-
-
-def _text_of(record: Record) -> str:
-    found = record.statistics
-    shown = {
-        name: getattr(found, name)
-        for name in ("mean", "std", "minimum", "maximum", "norm", "nans", "infs", "zeros")
-    }
-    numbers = ", ".join(f"{k} {v:.6g}" for k, v in shown.items() if v is not None)
-    place = "" if record.micro_batch is None else f", micro-batch {record.micro_batch}"
-    return (
-        f"Options.observe: '{record.name}' met the condition `when` in device iteration "
-        f"{record.step}{place}: {numbers}. The model can be called again."
-    )
+        keep_track(self)
+        if self._thread is None or not self._thread.works:
+            seconds = _SECONDS_OF_CONDITIONS if self._has_conditions else _SECONDS
+            self._thread = WorkerThread(self, "popsim_torch records", seconds)

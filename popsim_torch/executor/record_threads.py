@@ -1,6 +1,6 @@
-"""Threads that read records while models run: one for each executor that has sinks or conditions.
+"""Threads that read records while models run, and pass them on to sinks.
 
-They end with their executors and with the process, and stay in the process that started them.
+They end with their objects and with the process, and stay in the process that started them.
 """
 
 from __future__ import annotations
@@ -9,68 +9,96 @@ import atexit
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 from popsim_torch import logs
 
-__all__ = ["RecordReader", "start_reading"]
+__all__ = ["RecordReader", "WorkerThread", "keep_track"]
 
-_SECONDS = 0.05
-"""The time between two looks."""
+_PATIENCE = 2.0
+"""How long a fork waits for a reader that is in the middle of something (seconds)."""
+
+
+class Worker(Protocol):
+    """An object with work to do again and again."""
+
+    def work(self) -> None:
+        """Do what there is to do."""
+
+
+class WorkerThread:
+    """A thread that lets an object work at regular times, and does not keep the object alive.
+
+    Args:
+        worker: The object.
+        name: The name of the thread.
+        seconds: The time between two looks.
+    """
+
+    def __init__(self, worker: Worker, name: str, seconds: float) -> None:
+        self._worker = weakref.ref(worker)
+        self._seconds = seconds
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def works(self) -> bool:
+        """Whether it looks for work, in this process."""
+        alive = self._thread.is_alive() and not self._stop.is_set()
+        return alive and self._process == os.getpid()
+
+    def wake(self) -> None:
+        """Let the object work now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread after the work in progress."""
+        self._stop.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._seconds)
+            self._wake.clear()
+            worker = self._worker()
+            if self._stop.is_set() or worker is None:
+                return
+            try:
+                worker.work()
+            except BaseException:  # the thread must not end without a word
+                logs.python.exception("The reader of statistics failed; no more records come.")
+                self._stop.set()
+                return
+            del worker
 
 
 class RecordReader(Protocol):
     """An object that reads records and passes them on."""
 
     @property
-    def lock(self) -> threading.RLock:
-        """Held while records are read."""
-
-    def look(self) -> None:
-        """Take what has come, and pass it on; the lock is held."""
+    def locks(self) -> Sequence[threading.RLock]:
+        """Held while it is in the middle of something."""
 
     def close_sinks(self) -> None:
         """Pass on what is left, and close all sinks."""
 
     def leave_to_parent(self) -> None:
-        """Forget sinks and thread, which belong to the parent of this process."""
+        """Forget sinks and threads, which belong to the parent of this process."""
 
 
-def start_reading(reader: RecordReader, stop: threading.Event) -> threading.Thread:
-    """Start a thread that looks again and again.
+_open: weakref.WeakSet[RecordReader] = weakref.WeakSet()
+_held: list[threading.RLock] = []  # while the process forks
 
-    Args:
-        reader: The object; the thread does not keep it alive.
-        stop: Ends the thread when it is set.
-    """
-    thread = threading.Thread(
-        target=_read, args=(weakref.ref(reader), stop), name="popsim_torch records", daemon=True
-    )
-    thread.start()
+
+def keep_track(reader: RecordReader) -> None:
+    """Close the sinks of a reader when the process ends; leave them to the parent in a child."""
     if not _open:
         atexit.unregister(_close_all)
         atexit.register(_close_all)
     _open.add(reader)
-    return thread
-
-
-def _read(reader: weakref.ref[RecordReader], stop: threading.Event) -> None:
-    while not stop.wait(_SECONDS):
-        found = reader()
-        if found is None:
-            return
-        try:
-            with found.lock:
-                if not stop.is_set():
-                    found.look()
-        except Exception:  # the thread must not end without a word
-            logs.python.exception("The reader of statistics failed; no more records come.")
-            return
-        del found
-
-
-_open: weakref.WeakSet[RecordReader] = weakref.WeakSet()
-_held: list[RecordReader] = []  # while the process forks
 
 
 def _close_all() -> None:
@@ -80,21 +108,21 @@ def _close_all() -> None:
 
 def _hold() -> None:
     """Let no reader be in the middle of something when the process forks."""
-    _held.extend(_open)
-    for reader in _held:
-        reader.lock.acquire()
+    for reader in list(_open):
+        # Two readers may wait for each other, if a sink of one reads records of the other.
+        _held.extend(lock for lock in reader.locks if lock.acquire(timeout=_PATIENCE))
 
 
 def _let_go() -> None:
-    for reader in _held:
-        reader.lock.release()
+    for lock in _held:
+        lock.release()
     _held.clear()
 
 
 def _leave_to_parent() -> None:
-    for reader in _held:
-        reader.leave_to_parent()
     _let_go()
+    for reader in list(_open):
+        reader.leave_to_parent()
 
 
 if hasattr(os, "register_at_fork"):

@@ -20,15 +20,18 @@ class Record:
             the update, and for statistics over all micro-batches.
         replica: The replica, counted from 0 in each process.
         statistics: The statistics, or a function that returns them when they are asked for.
+        program: The number of the program, counted from 0: a model has a new one after ``destroy``,
+            and a function has one for each loop.
 
     Attributes:
-        name: As given; the same holds for the next three.
+        name: As given; the same holds for the next four.
         step: The device iteration.
         micro_batch: The micro-batch.
         replica: The replica.
+        program: The program.
     """
 
-    __slots__ = ("_statistics", "micro_batch", "name", "replica", "step")
+    __slots__ = ("_statistics", "micro_batch", "name", "program", "replica", "step")
 
     def __init__(
         self,
@@ -37,12 +40,14 @@ class Record:
         micro_batch: int | None,
         replica: int,
         statistics: Statistics | Callable[[], Statistics],
+        program: int = 0,
     ) -> None:
         self.name = name
         self.step = step
         self.micro_batch = micro_batch
         self.replica = replica
         self._statistics = statistics
+        self.program = program
 
     @property
     def statistics(self) -> Statistics:
@@ -56,15 +61,16 @@ class Record:
         return isinstance(other, Record) and self._parts() == other._parts()
 
     def __repr__(self) -> str:
-        names = ("name", "step", "micro_batch", "replica", "statistics")
+        names = ("name", "step", "micro_batch", "replica", "statistics", "program")
         parts = (f"{name}={part!r}" for name, part in zip(names, self._parts(), strict=True))
         return f"Record({', '.join(parts)})"
 
     def __reduce__(self) -> tuple[type[Record], tuple[object, ...]]:
         return Record, self._parts()
 
-    def _parts(self) -> tuple[str, int, int | None, int, Statistics]:
-        return self.name, self.step, self.micro_batch, self.replica, self.statistics
+    def _parts(self) -> tuple[str, int, int | None, int, Statistics, int]:
+        place = self.name, self.step, self.micro_batch, self.replica
+        return *place, self.statistics, self.program
 
 
 class RecordSink(Protocol):

@@ -93,7 +93,8 @@ class ObservingOptions(OutputOptions):
                 values or fingerprints if there is more than one.
             when: A function that is called with each ``Record`` and returns whether something is
                 wrong: ``lambda record: record.statistics.norm > 100``. A thread of its own calls it
-                while the model runs; the end of a call waits until it has seen all records of it.
+                while the model runs; the end of a call waits until it has seen all records of it,
+                so it must not wait for the thread that calls the model.
             then: What happens the first time that something is wrong: ``"stop"`` ends the call with
                 a ``RecordError``; a few device iterations may have run in between. Or a function
                 that is called with each such record.

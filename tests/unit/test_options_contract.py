@@ -109,7 +109,7 @@ def test_every_setter_has_a_row():
         "appendToLocationExcludes",
         "setEnvVarNames",
         "setTimeout",  # (tests/unit/test_several_processes.py)
-        "observe",  # (tests/parity/test_observing.py)
+        "observe",  # (tests/parity/observing)
         "watch",  # (tests/parity/watch)
     }
     options = Options()

@@ -80,7 +80,7 @@ def test_a_recorded_run_goes_on_after_a_bad_number(tmp_path):
         repeated.record(tmp_path / "repeated")
         plain(rows())
         plain(rows())
-        call_with_a_bad_one_between(repeated, repeated._observing.look)
+        call_with_a_bad_one_between(repeated, repeated._observing.work)
         plain.destroy()
         repeated.destroy()
     runs = [poptorch.Run(tmp_path / name) for name in ("plain", "repeated")]
