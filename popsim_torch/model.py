@@ -53,7 +53,7 @@ def _checked_options(
             f"{function}: options must be a poptorch.Options, got {type(options).__name__}."
         )
     options.freeze()
-    options._take_anchors(_WRAPPED)
+    options._take_anchors(trainingModel, _WRAPPED)  # (this owner is never deleted)
     own = options.clone()
     add_settings(own, model, training=function == "trainingModel")
     if own.defaultOutputMode():

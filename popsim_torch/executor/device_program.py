@@ -82,7 +82,6 @@ class DeviceProgram:
         self.module = module
         self.name = type(module).__name__
         self.options = options
-        options._take_anchors()
         self.channel = channel
         self.connection = Connection(options)
         self.weights = WeightSync(module, fixed=fixed)
@@ -171,7 +170,7 @@ class DeviceProgram:
             raise
         # If a line before this one fails, nothing has changed.
         self.compiled, self.state = compiled, state
-        self.options._take_anchors(_COMPILED)
+        self.options._take_anchors(self, _COMPILED)
         self._report = promise_report(self, compiled, self.options)
         self.weights.attach(state)
         self.ready = compiled if self.connection.attached else None
@@ -389,7 +388,7 @@ class DeviceProgram:
             self._report()
         self._leave(self.state)
         self.compiled = self.state = self.ready = self._report = self._watcher = None
-        self.options._take_anchors()
+        self.options._take_anchors(self)
         self.last_complete_run = 0
         self.alarm = None
         self.weights.detach()

@@ -298,10 +298,17 @@ class Function(Described, Generic[P, R]):
     @functools.wraps(Observing.record)
     def record(self, *args: Any, **kwargs: Any) -> RunWriter:
         """Record the first loop that is compiled, see ``Observing.record``."""
+        given = self._options
         if not self.programs:
             # Other functions may have the same options.
-            self._options = self._observing.options = self._options.clone()
-        return self._observing.record(*args, **kwargs)
+            self._options = self._observing.options = given.clone()
+        try:
+            writer = self._observing.record(*args, **kwargs)
+        except BaseException:
+            self._options = self._observing.options = given
+            raise
+        given._take_anchors(self, _HAS_COPY)
+        return writer
 
     def stop(self) -> bool:
         """End the running loop, from another thread; return whether there is one."""
@@ -321,7 +328,7 @@ class Function(Described, Generic[P, R]):
             for program in self.programs:
                 program.release()
             self._recordings.clear()
-            self._options._take_anchors()
+            self._options._take_anchors(self)
         finally:
             self._lock.release()
 
@@ -394,7 +401,7 @@ class Function(Described, Generic[P, R]):
                 program.release()
             return result
         self._recordings.append((key, structure, new))
-        self._options._take_anchors(_RECORDED)
+        self._options._take_anchors(self, _RECORDED)
         return result
 
     def _record(self, new: Recording, args: Any, kwargs: Any) -> Any:
@@ -429,6 +436,11 @@ class Function(Described, Generic[P, R]):
 _RECORDED = (
     "a function with these options was recorded already, and its loops are compiled. Call it "
     "before the first call of the function, or after its destroy()."
+)
+_HAS_COPY = (
+    "record was called on a function with these options. Since then the function has options of "
+    "its own, and would not see the change. Call it before record, or pass the tensors and "
+    "statistics to record."
 )
 _NOTHING: AbstractContextManager[None] = nullcontext()
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+REFUSALS = "_refusals"
+"""The attribute with the objects that would not see a change; copies do not have it."""
+
 _ABSENT: Any = object()
 _OBJECT_ID = re.compile(r" (?:at 0x[0-9A-Fa-f]+|with id=\d+)")
 
@@ -166,10 +169,12 @@ class FreezableOptions(Described):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        twin.__dict__.update(copy.deepcopy(self.__getstate__(), memo))
         twin.__dict__["_is_frozen"] = False
-        twin.__dict__.pop("_why_no_anchors", None)
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != REFUSALS}
 
     # Hidden from the type checker, which would otherwise accept any name as an attribute.
     if not TYPE_CHECKING:

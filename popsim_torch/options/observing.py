@@ -106,7 +106,8 @@ class ObservingOptions(OutputOptions):
             UsageTypeError: ``select``, a statistic, ``when`` or ``then`` is something else.
             UsageValueError: ``every``, ``budget`` or ``over`` has a wrong value, or two statistics
                 of one kind differ.
-            UsageAttributeError: A model was wrapped with these options.
+            UsageAttributeError: A model was wrapped with these options, or a function with them was
+                recorded.
             UsageAssertionError: Another call of ``observe`` has another ``every``.
         """
         call = "Options.observe"

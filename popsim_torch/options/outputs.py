@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import (
@@ -12,7 +14,14 @@ from popsim_torch.errors import (
     UsageTypeError,
     UsageValueError,
 )
-from popsim_torch.options.base import OptionsGroup, Setting, require, require_enum, shown
+from popsim_torch.options.base import (
+    REFUSALS,
+    OptionsGroup,
+    Setting,
+    require,
+    require_enum,
+    shown,
+)
 from popsim_torch.tensors.selections import Select, Selection, as_selection
 
 if TYPE_CHECKING:
@@ -27,7 +36,6 @@ class OutputOptions(OptionsGroup):
     output_mode = Setting(int(OutputMode.Default), enum=OutputMode, setter="outputMode")
     output_return_period = Setting(1, setter="outputMode")
     anchored_tensors = Setting[dict[str, list[Any]]]({}, setter="anchorTensor")
-    _why_no_anchors = ""
 
     def outputMode(self, output_mode: OutputMode, output_return_period: int | None = None) -> Self:
         """Choose which micro-batches of a call are returned.
@@ -51,13 +59,25 @@ class OutputOptions(OptionsGroup):
         """Return whether ``outputMode`` was never set."""
         return self.output_mode == OutputMode.Default
 
-    def _take_anchors(self, why_not: str = "") -> None:
-        """Accept anchors from now on, or refuse them if they could not take effect.
+    def _take_anchors(self, owner: object, why_not: str = "") -> None:
+        """Refuse anchors and observations that an owner would not see, or accept them again.
+
+        They are accepted if no owner refuses them. An owner that is deleted refuses nothing.
 
         Args:
-            why_not: Why anchors are refused, as a clause, and what to do; empty to accept them.
+            owner: A program, function or the like that uses these options.
+            why_not: Why it would not see them, as a clause, and what to do; empty if it would.
         """
-        self.__dict__["_why_no_anchors"] = why_not
+        refusals = self.__dict__.setdefault(REFUSALS, WeakKeyDictionary())
+        refusals.pop(owner, None)
+        if why_not:
+            refusals[owner] = why_not
+
+    @property
+    def _why_no_anchors(self) -> str:
+        """Why anchors and observations are refused, as a clause; empty if they are accepted."""
+        refusals: Mapping[object, str] = self.__dict__.get(REFUSALS, {})
+        return next(iter(list(refusals.values())), "")
 
     def anchorTensor(
         self,
@@ -97,8 +117,8 @@ class OutputOptions(OptionsGroup):
 
         Raises:
             UsageTypeError: Both spellings of one argument are given.
-            UsageAttributeError: A model was wrapped with these options, or they belong to a model
-                that is already compiled.
+            UsageAttributeError: A model was wrapped with these options, a function with them was
+                recorded, or they belong to a model that is already compiled.
             UsageAssertionError: The short name is not a string, the long name is neither a name nor
                 a selection (or an empty list), the mode is not an ``OutputMode``, or the
                 period of ``EveryN`` is missing or not positive.

@@ -255,6 +255,24 @@ def test_options_pickle(opts):
     assert twin.anchored_tensors == opts.anchored_tensors
 
 
+class _Program:
+    """Uses options."""
+
+
+def test_options_refuse_anchors_for_each_object_that_would_not_see_them(opts):
+    one, other = _Program(), _Program()
+    opts._take_anchors(one, "one says no.")
+    opts._take_anchors(other, "other says no.")
+    opts._take_anchors(one)
+    for change in (lambda: opts.anchorTensor("w", "fc.weight"), lambda: opts.observe("*")):
+        with pytest.raises(AttributeError, match="other says no"):
+            change()
+    for twin in (opts.clone(), pickle.loads(pickle.dumps(opts))):
+        twin.anchorTensor("w", "fc.weight").observe("*")
+    del other
+    opts.anchorTensor("w", "fc.weight").observe("*")
+
+
 def test_groups_of_pickled_options_store_into_their_back_end(opts):
     twin = pickle.loads(pickle.dumps(opts))
     twin.Precision.enableStochasticRounding(True)

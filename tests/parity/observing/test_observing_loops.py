@@ -313,14 +313,65 @@ def test_a_function_that_nobody_keeps_passes_on_what_is_left():
     assert sink.closed == 1 and len(sink.records) == STEPS
 
 
+def double(options):
+    return poptorch.function(options=options)(lambda x: poptorch.repeat(3, lambda v: v * 2, x))
+
+
+def assert_refuses(options, match):
+    for change in (lambda: options.observe("*"), lambda: options.anchorTensor("x", "input")):
+        with pytest.raises(UsageAttributeError, match=match):
+            change()
+
+
 def test_options_that_a_recorded_function_would_not_see():
     options = poptorch.Options()
-    double = poptorch.function(options=options)(lambda x: poptorch.repeat(3, lambda v: v * 2, x))
-    double(torch.ones(3))
-    for change in (lambda: options.observe("*"), lambda: options.anchorTensor("x", "input")):
-        with pytest.raises(UsageAttributeError, match=r"recorded already.*destroy\(\)"):
-            change()
-    double.destroy()
+    function = double(options)
+    function(torch.ones(3))
+    assert_refuses(options, r"recorded already.*destroy\(\)")
+    function.destroy()
     options.observe("*", every=1)
-    double(torch.ones(3))
-    assert {one.step for one in double.observations()} == {0, 1, 2}
+    function(torch.ones(3))
+    assert {one.step for one in function.observations()} == {0, 1, 2}
+
+
+def test_options_of_two_functions_refuse_changes_until_both_are_destroyed():
+    options = options_of()
+    one, other, third = double(options), double(options), double(options)
+    for function in (one, other, third):
+        function(torch.ones(3))
+    one.destroy()
+    assert_refuses(options, "recorded already")
+    other.destroy()
+    other.destroy()
+    assert_refuses(options, "recorded already")
+    del function, third
+    gc.collect()
+    options.observe("*", every=1)
+
+
+def test_options_of_a_model_refuse_changes_after_a_function_is_destroyed():
+    options = options_of()
+    function = double(options)
+    function(torch.ones(3))
+    inference = poptorch.inferenceModel(net(), options)
+    inference.options.observe("*Relu*", every=1)
+    function.destroy()
+    assert_refuses(options, "wrapped with these options")
+    inference(torch.randn(BATCH, 6))
+    assert_refuses(inference.options, "already compiled")
+    inference.destroy()
+    inference.options.observe("*Gemm*", every=1)
+
+
+def test_options_of_a_function_that_is_recorded_refuse_changes(tmp_path):
+    options = options_of()
+    function = double(options)
+    with pytest.raises(UsageTypeError):
+        function.record(tmp_path / "bad.popsim", 3)
+    options.observe("*Mul*", every=1)
+    function.record(tmp_path / "run.popsim", "input", every=1)
+    assert_refuses(options, "Call it before record")
+    function(torch.ones(3))
+    assert {one.name for one in function.observations()} == {"input", "Mul:0"}
+    function.destroy()
+    assert_refuses(options, "Call it before record")
