@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -276,11 +277,10 @@ class Function(Described, Generic[P, R]):
     @overload
     def __get__(
         self: Function[Concatenate[T, Q], R], instance: T, owner: type | None = None
-    ) -> Callable[Q, R]: ...
+    ) -> Function[Q, R]: ...
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """Bind a function that is a method of a class."""
-        call: Callable[..., Any] = self
-        return self if instance is None else functools.partial(call, instance)
+        """Bind a function that is a method of a class; all attributes are those of the function."""
+        return self if instance is None else types.MethodType(self, instance)
 
     @property
     def programs(self) -> list[DeviceLoopProgram]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -132,7 +132,12 @@ class Trainer:
 def loops() -> Tensor:
     """Call functions of the device, and read a queue that one feeds."""
     doubled: Tensor = epoch(3, torch.ones(1))
-    added: Tensor = Trainer().run(doubled)
+    trainer = Trainer()
+    added: Tensor = trainer.run(doubled)
+    seen: list[poptorch.Record] = trainer.run.observations()
+    method: Callable[[Tensor], Tensor] = trainer.run
+    added = added + method(doubled) + len(seen) + len(trainer.run.programs)
+    trainer.run.destroy()
     held: poptorch.Function[[int, Tensor], Tensor] = epoch
     bare: poptorch.Function = epoch
     bare.stop()

@@ -1,6 +1,7 @@
 """Loops of ``fit`` and ``poptorch.function`` are observed as models are."""
 
 import gc
+import inspect
 import threading
 
 import pytest
@@ -270,6 +271,41 @@ def test_a_while_loop():
 
     assert grow(torch.ones(4)).tolist() == [32.0] * 4
     assert {one.step for one in grow.observations()} == set(range(5))
+
+
+class Trainer:
+    """Trains in a method."""
+
+    def __init__(self):
+        self.model = net(dropout=0.0)
+        self.optimizer = sgd(self.model)
+
+    @poptorch.function(options=options_of(every=1, select="Gradient___*"))
+    def train(self, x, count=2):
+        """Train a bit."""
+
+        def step():
+            self.optimizer.zero_grad()
+            self.model(x).sum().backward()
+            self.optimizer.step()
+
+        poptorch.repeat(count, step)
+
+
+def test_a_method():
+    trainer, sink = Trainer(), Kept()
+    trainer.train.add_sink(sink)
+    trainer.train(torch.randn(BATCH, 6), count=3)
+    records = trainer.train.observations()
+    assert {one.step for one in records} == {0, 1, 2}
+    assert trainer.train.observing().every == 1 and not trainer.train.stop()
+    assert len(trainer.train.programs) == 1 and Trainer.train.programs == trainer.train.programs
+    trainer.train.close_sinks()
+    assert sink.records == records and sink.closed == 1
+    trainer.train.destroy()
+    assert trainer.train.programs == []
+    assert trainer.train.__doc__ == "Train a bit." and trainer.train == trainer.train
+    assert list(inspect.signature(trainer.train).parameters) == ["x", "count"]
 
 
 def test_a_recorded_function(tmp_path, caplog):
