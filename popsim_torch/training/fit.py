@@ -22,7 +22,7 @@ from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.training.batches import Batches
 from popsim_torch.training.callbacks import Callbacks
 from popsim_torch.training.execution import Execution
-from popsim_torch.training.given import BAR, checked_verbose, unwrapped
+from popsim_torch.training.given import BAR, checked_verbose, reader_of, unwrapped
 from popsim_torch.training.history import EpochRecord, History
 from popsim_torch.training.model_call import Metrics, ModelCall, inputs_of, mode, named_metrics
 from popsim_torch.training.steps import FROM_OPTIONS, Steps, plan_steps
@@ -198,7 +198,8 @@ def evaluate(
         callbacks: Objects whose ``on_batch_end(step, logs)`` is called after each step, and sinks
             of records.
         loss: As for :func:`fit`.
-        options: The options of the program; gradient accumulation is not used.
+        options: The options of the program; gradient accumulation is not used. Its ``observe``
+            needs a sink, or an executor of ``inferenceModel``; ``every`` counts runs of the device.
         metrics: As for :func:`fit`.
         verbose: As for :func:`fit`.
 
@@ -209,8 +210,8 @@ def evaluate(
         Error: As for :func:`fit`.
     """
     shown = checked_verbose("evaluate", verbose)
-    module, options, _ = unwrapped("evaluate", model, options, None)
     told = Callbacks("evaluate", callbacks)
+    module, options, _ = unwrapped("evaluate", model, options, None, sinks=told.sinks)
     call = ModelCall("evaluate", module, loss, named_metrics("evaluate", metrics))
     batches = Batches("evaluate", data)
     options = on_one_replica(options)
@@ -257,7 +258,8 @@ def predict(
             the target of a batch for training, is left out.
         steps: The number of batches; None for one pass through the data.
         steps_per_execution: The number of batches in one run of the device; None for all.
-        options: The options of the program.
+        options: The options of the program. Its ``observe`` needs an executor of
+            ``inferenceModel``; ``every`` counts runs of the device.
         verbose: 1 or ``"auto"`` on a terminal shows a progress bar.
 
     Returns:
@@ -361,9 +363,8 @@ def _run_live(execution: Execution, first: int, told: Callbacks) -> Values:
 
 def _observing(model: nn.Module | PoplarExecutor, options: Options) -> Observing:
     """Return the object that gives what a program observes; an executor has one."""
-    if isinstance(model, PoplarExecutor) and model.options._observations:
-        return model._observing
-    return Observing(options)
+    reader = reader_of(model)
+    return Observing(options) if reader is None or not options._observations else reader
 
 
 @contextlib.contextmanager

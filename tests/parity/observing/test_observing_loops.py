@@ -200,12 +200,37 @@ def test_evaluate_and_predict(call):
     call(inference, batches(), verbose=0, **more)
     records = inference.observations()
     assert len(records) == STEPS
-    with pytest.raises(UsageValueError, match="inferenceModel"):
-        call(net(), batches(), verbose=0, options=options_of(every=1), **more)
-    model = Loss(net())
-    training = poptorch.trainingModel(model, options_of(every=1), sgd(model))
-    poptorch.evaluate(training, batches(), verbose=0)
-    assert training.observations() == []
+    bare = poptorch.inferenceModel(net(), options_of())
+    for model in (net(), bare):
+        with pytest.raises(UsageValueError, match="inferenceModel"):
+            call(model, batches(), verbose=0, options=options_of(every=1), **more)
+
+
+def test_an_executor_that_trains_observes_in_fit_only():
+    for options in (options_of(every=1), options_of()):
+        model, sink = Loss(net()), Kept()
+        training = poptorch.trainingModel(model, options, sgd(model))
+        poptorch.evaluate(training, batches(), verbose=0)
+        with pytest.raises(poptorch.Error, match=r"observe nothing.*in fit only.*inferenceModel"):
+            poptorch.evaluate(training, batches(), verbose=0, callbacks=sink)
+        assert sink.records == []
+        if options._observations:
+            assert training.observations() == []
+
+
+def test_sinks_of_an_evaluation():
+    cross_entropy, sink = nn.functional.cross_entropy, Kept()
+    model, bare = net(dropout=0.0), net(dropout=0.0)
+    options = options_of(every=1, select="*Relu*")
+    more = {"loss": cross_entropy, "verbose": 0}
+    found = poptorch.evaluate(model, batches(), options=options, callbacks=[sink], **more)
+    assert found == poptorch.evaluate(bare, batches(), **more)
+    assert [one.step for one in sink.records] == list(range(STEPS)) and sink.closed == 1
+    inference, second = poptorch.inferenceModel(model, options), Kept()
+    poptorch.evaluate(inference, batches(), callbacks=[second], **more)
+    assert second.records == sink.records == inference.observations()
+    with pytest.raises(poptorch.Error, match="observe nothing"):
+        poptorch.evaluate(inference, batches(), callbacks=[second], options=options_of(), **more)
 
 
 def looped(model, options, count=STEPS):
