@@ -104,7 +104,7 @@ def _names(program: Program, observation: Observation) -> list[str]:
             first.setdefault(program.graph.names[info.name], info.name)
     # Others are computed only if they are anchored.
     known = program.graph.names
-    found = select_tensors(program, observation.select, "Options.observe")
+    found = select_tensors(program, observation.select, "Options.observe", observation.said)
     names = list(dict.fromkeys(first[known[one.name]] for one in found if one.name in known))
     if found and not names:
         logs.python.warning(

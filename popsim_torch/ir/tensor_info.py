@@ -43,7 +43,9 @@ def tensor_infos(program: Program, wanted: Iterable[str] | None = None) -> list[
     return sorted(map(described.info, program.tensor_names()), key=described.position)
 
 
-def select_tensors(program: Program, select: Any, where: str = "names") -> list[TensorInfo]:
+def select_tensors(
+    program: Program, select: Any, where: str = "names", said: set[str] | None = None
+) -> list[TensorInfo]:
     """Return the tensors of a program that a selection means, as the program computes them.
 
     A part of the selection that means no tensor is a warning, with near names.
@@ -52,9 +54,11 @@ def select_tensors(program: Program, select: Any, where: str = "names") -> list[
         program: The program that is the same on every machine.
         select: A selection, see ``popsim_torch.tensors``; None for all tensors.
         where: The caller, for messages.
+        said: The parts that had such a warning before, which is not repeated; further ones are
+            added. A name without wildcards then has a warning, too.
 
     Raises:
-        Error: The selection is a name without wildcards, and no tensor has it.
+        Error: The selection is a name without wildcards, no tensor has it, and ``said`` is None.
         UsageTypeError: It is no selection.
         UsageValueError: It is an empty list.
     """
@@ -63,16 +67,22 @@ def select_tensors(program: Program, select: Any, where: str = "names") -> list[
         return infos
     chosen = choose(as_selection(where, select), infos)
     known = [one.name for one in infos]
+    is_required = is_plain_name(select) and said is None
+    said = set() if said is None else said
     for part in chosen.idle:
+        words = words_of(part)
+        if words in said:
+            continue
+        said.add(words)
         near = ", ".join(map(repr, near_names(part, known)))
-        if is_plain_name(select):
+        if is_required:
             raise Error(
                 f"{where}: no tensor named {select!r} among the {len(known)} tensors of this "
                 f"graph.{names.why_missing(select)} Near names: {near}."
             )
         logs.python.warning(
             "%s: %s matches none of the %d tensors of this graph; near names: %s.",
-            *(where, words_of(part), len(known), near),
+            *(where, words, len(known), near),
         )
     return list(chosen.tensors)
 

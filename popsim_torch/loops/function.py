@@ -226,6 +226,7 @@ class Function(Described, Generic[P, R]):
         python_function: The user's function.
         options: The options of all its loops; the loops have their own counts of iterations.
         observing: Gives what the loops observe; None for an object of its own.
+        is_one_loop: Whether it has only one loop, so that each observed name has to be in it.
     """
 
     def __init__(
@@ -233,6 +234,8 @@ class Function(Described, Generic[P, R]):
         python_function: Callable[P, R],
         options: Options | None = None,
         observing: Observing | None = None,
+        *,
+        is_one_loop: bool = False,
     ) -> None:
         if not callable(python_function):
             raise Error(
@@ -247,6 +250,8 @@ class Function(Described, Generic[P, R]):
         self._function = python_function
         self._options = Options() if options is None else options
         self._observing = Observing(self._options) if observing is None else observing
+        # Observed names that a loop lacks, after the warning; None if such a name is an error.
+        self._said: set[str] | None = None if is_one_loop else set()
         self._recordings: list[tuple[list[Any], TreeSpec, Recording]] = []
         self._renew_lock()
         _living.add(self)
@@ -386,7 +391,8 @@ class Function(Described, Generic[P, R]):
         lasting = [*found.iterators, *reach(leaves, _STEPS_TO_BODY).iterators]
         fed = ArgumentIterators(iterators)
         known_tensors = RecordedTensors(tensors)
-        new = Recording(self._options, self._observing, found, lasting, fed, known_tensors)
+        options = self._options if self._said is None else self._options._observe_found(self._said)
+        new = Recording(options, self._observing, found, lasting, fed, known_tensors)
         with new.told, fed.bound(iterators):
             result = self._record(new, args, kwargs)
         if fed.moved_on_host or any(one is leaf for one in iterators for leaf in new.result):

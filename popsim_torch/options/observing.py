@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from popsim_torch.errors import (
@@ -38,6 +39,8 @@ class Observation:
         by_iteration: Whether the statistics are over all micro-batches of a device iteration.
         when: Called with each record; whether to act. None never acts.
         then: Called with such a record; None to end the run.
+        said: The parts of selections that had a warning because no tensor matches. None if a name
+            that no tensor has is an error.
     """
 
     select: Select
@@ -47,6 +50,7 @@ class Observation:
     by_iteration: bool
     when: Callable[[Any], object] | None = None
     then: Callable[[Any], object] | None = None
+    said: set[str] | None = field(default=None, repr=False, compare=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Observation:
         # The functions stay the user's objects.
@@ -57,6 +61,16 @@ class ObservingOptions(OutputOptions):
     """The part of ``Options`` about statistics that are computed inside of a program."""
 
     _observations = Setting[list[Observation]]([], setter="observe", is_key=False)
+
+    def _observe_found(self, said: set[str]) -> Self:
+        """Return a copy for several loops, each of which observes the names that it has.
+
+        Args:
+            said: See ``Observation``.
+        """
+        own = copy.copy(self)
+        own._observations[:] = [replace(one, said=said) for one in own._observations]
+        return own
 
     def observe(
         self,

@@ -73,7 +73,7 @@ class Execution:
         def run() -> None:
             LoopCall(caller, step, [], infeed).run(iterations, accumulation, None)
 
-        self._function = Function(run, options, observing)
+        self._function = Function(run, options, observing, is_one_loop=True)
         self.anchors = FittedAnchors(self._function, list(options.anchored_tensors))
 
     @property

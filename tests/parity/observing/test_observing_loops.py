@@ -289,6 +289,46 @@ def test_two_loops_of_a_function_give_their_records():
     assert sorted(one.step for one in both.observations()) == [2, 3, 3, 4, 5]
 
 
+@pytest.mark.parametrize(
+    "select", ["Gradient___model.0.weight", ["Gradient___model.0.weight", "*Relu*"]]
+)
+@pytest.mark.parametrize("trains_first", [False, True])
+def test_a_name_is_observed_in_the_loops_that_have_it(trains_first, select, caplog):
+    model = net(dropout=0.0)
+    optimizer = sgd(model)
+
+    def train(x):
+        def step():
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+        poptorch.repeat(4, step)
+
+    def look(x):
+        poptorch.repeat(2, lambda v: model(v).sum() + v, x)
+
+    @poptorch.function(options=options_of(every=1, select=select))
+    def both(x):
+        for part in (train, look) if trains_first else (look, train):
+            part(x)
+        look(x)
+
+    for size in (BATCH, BATCH + 1):
+        both(torch.randn(size, 6))
+    records = [one for one in both.observations() if one.name == NAME]
+    assert [one.step for one in records] == [0, 1, 2, 3] * 2
+    lines = [one.getMessage() for one in caplog.records if NAME in one.getMessage()]
+    assert len(lines) == 1 and "matches none" in lines[0] and "'model.0.weight'" in lines[0]
+
+
+def test_a_name_that_fit_does_not_have():
+    with pytest.raises(
+        poptorch.Error, match=r"no tensor named 'model\.0\.wieght'.*model\.0\.weight"
+    ):
+        fit(net(), options_of(every=1, select="model.0.wieght"))
+
+
 def test_a_while_loop():
     @poptorch.function(options=poptorch.Options().observe("*", every=1))
     def grow(x):
