@@ -97,9 +97,11 @@ class ObservingOptions(OutputOptions):
             *what: The statistics: any of ``Moments()``, ``Counts()``, ``Histogram()``, ``TopK()``,
                 ``Sample()``, ``Fingerprint()`` and ``Channels()``; without it, the first two. The
                 numbers of values, of NaN and of infinities always come.
-            every: Observe the device iterations 0, ``every``, ``2 * every``, ... (1 or more); in
-                inference, these are calls. None for as many as the budget allows, which follows
-                from the times of the iterations; ``model.observing()`` shows it.
+            every: Observe the device iterations 0, ``every``, ``2 * every``, ... (1 or more). In
+                inference it counts calls; in ``evaluate``, ``predict`` and loops that step no
+                optimizer it counts runs of the device, each with all its iterations: the batches of
+                ``steps_per_execution``. None for as many as the budget allows, which follows from
+                the times of the iterations; ``model.observing()`` shows it.
             budget: The share of the run's time that observing may take (above 0) if ``every`` is
                 None; several calls of ``observe`` have the smallest of theirs together.
             over: ``"micro_batch"`` for statistics of each micro-batch; ``"iteration"`` for those of

@@ -193,6 +193,16 @@ def test_validation_is_not_observed():
     assert [one.step for one in own] == list(range(EPOCHS * STEPS))
 
 
+@pytest.mark.parametrize(
+    ("per_execution", "steps"),
+    [(1, range(0, STEPS, 2)), (3, [0, 1, 2, 6, 7, 8]), (None, range(STEPS))],
+)
+def test_every_counts_runs_of_the_device_in_an_evaluation(per_execution, steps):
+    inference = poptorch.inferenceModel(net(), options_of(every=2, select="*Relu*"))
+    poptorch.predict(inference, batches(), steps_per_execution=per_execution)
+    assert [one.step for one in inference.observations()] == list(steps)
+
+
 @pytest.mark.parametrize("call", [poptorch.evaluate, poptorch.predict])
 def test_evaluate_and_predict(call):
     more = {} if call is poptorch.predict else {"loss": nn.functional.cross_entropy}
@@ -384,6 +394,20 @@ def test_a_recorded_function(tmp_path, caplog):
     assert options._observations == []
     train()
     assert caplog.text.count("is not recorded") == 1
+
+
+def test_every_counts_runs_of_a_loop_without_an_optimizer():
+    model = net(dropout=0.0)
+
+    @poptorch.function(options=options_of(every=2, select="*Relu*"))
+    def grow(x):
+        return poptorch.repeat(3, lambda v: model(v).sum() + v, x)
+
+    steps = []
+    for _ in range(3):
+        grow(torch.randn(BATCH, 6))
+        steps += [one.step for one in grow.observations()]
+    assert steps == [0, 1, 2, 6, 7, 8]
 
 
 def test_a_condition_ends_a_fit():
