@@ -39,9 +39,14 @@ class KeptRecords:
             self._num_bytes -= size
             self.lost += 0 if few else len(dropped)
 
+    @property
+    def records(self) -> list[Record]:
+        """The records, which stay."""
+        return [record for records, _ in self._parts for record in records]
+
     def take(self) -> list[Record]:
         """Return the records, each once."""
-        found = [record for records, _ in self._parts for record in records]
+        found = self.records
         self._parts.clear()
         self._num_bytes = 0
         return found

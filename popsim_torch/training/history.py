@@ -51,6 +51,8 @@ class EpochRecord:
 class History:
     """The result of :func:`fit`: ``history["loss"]`` has the mean loss of each epoch.
 
+    It can be copied and pickled; a copy has the records that nobody has read yet.
+
     Attributes:
         epochs: One record for each epoch.
         anchors: The values that each anchor of the options recorded in the latest run of the
@@ -59,7 +61,7 @@ class History:
 
     epochs: list[EpochRecord] = field(default_factory=list)
     anchors: Mapping[str, Any] = field(default_factory=dict)
-    _observing: Observing | None = None
+    _observing: Observing | _Unread | None = field(default=None, repr=False, compare=False)
 
     def observations(self) -> list[Record]:
         """Return the records that ``Options.observe`` asked for, each once.
@@ -70,6 +72,9 @@ class History:
         observing = Observing(Options()) if self._observing is None else self._observing
         return observing.observations()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_observing": _unread_of(self._observing)}
+
     def __getitem__(self, name: str) -> list[float]:
         """Return the means of the loss or of a metric, one for each epoch."""
         return [record.means[name] for record in self.epochs]
@@ -77,3 +82,30 @@ class History:
     def __len__(self) -> int:
         """Return the number of epochs."""
         return len(self.epochs)
+
+
+class _Unread:
+    """The records of a copied history.
+
+    Args:
+        records: The records, each of which is returned once.
+    """
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    def observations(self) -> list[Record]:
+        """Return the records that were not returned before."""
+        found, self._records = self._records, []
+        return found
+
+
+def _unread_of(observing: Observing | _Unread | None) -> _Unread | None:
+    """Return the records that nobody has read yet, for a copy; None if nothing is observed."""
+    if isinstance(observing, _Unread):
+        return _Unread(list(observing._records))
+    if observing is None or not observing.options._observations:
+        return None
+    with observing._lock:
+        observing._look()
+        return _Unread(observing._kept.records)
