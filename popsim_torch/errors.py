@@ -70,6 +70,8 @@ class Error(Exception):
     """As given."""
     source: str
     """As given."""
+    history: Any
+    """The ``History`` of the ``fit`` that the error ended; other errors do not have it."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from popsim_torch.training.batches import Batches
 from popsim_torch.training.callbacks import Callbacks
 from popsim_torch.training.execution import Execution
 from popsim_torch.training.given import BAR, checked_verbose, reader_of, unwrapped
-from popsim_torch.training.history import EpochRecord, History
+from popsim_torch.training.history import EpochRecord, History, with_history
 from popsim_torch.training.model_call import Metrics, ModelCall, inputs_of, mode, named_metrics
 from popsim_torch.training.steps import FROM_OPTIONS, Steps, plan_steps
 from popsim_torch.training.validation import on_one_replica, plan_validation
@@ -101,6 +101,10 @@ def fit(
         Error: The model cannot be compiled, a step fails, or the data ends.
         BadNumberError: A number is NaN or infinite, and the options watch for that. The weights are
             those before the bad device iteration.
+        RecordError: A record met a condition of ``options.observe``.
+        KeyboardInterrupt: Ctrl-C ended the training. This and each other exception that ends it has
+            an attribute ``history``, with what the result has: the numbers of the epochs that are
+            over, the values of anchors, and the records.
     """
     shown = checked_verbose("fit", verbose)
     module, options, optimizer = unwrapped("fit", model, options, optimizer)
@@ -149,6 +153,7 @@ def fit(
     observing = _observing(model, options)
     history = History(_observing=observing)
     with (
+        with_history(history),
         mode(module, training=True),
         observing.passing_on("fit", told.sinks),
         _execution(

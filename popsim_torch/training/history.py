@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from popsim_torch.executor.observing import Observing
 from popsim_torch.observe.record import Record
 from popsim_torch.options import Options
 
-__all__ = ["EpochRecord", "History"]
+__all__ = ["EpochRecord", "History", "with_history"]
 
 
 @dataclass(frozen=True)
@@ -109,3 +110,16 @@ def _unread_of(observing: Observing | _Unread | None) -> _Unread | None:
     with observing._lock:
         observing._look()
         return _Unread(observing._kept.records)
+
+
+@contextlib.contextmanager
+def with_history(history: History) -> Iterator[None]:
+    """Give each exception that leaves this scope an attribute ``history``."""
+    try:
+        yield
+    except BaseException as error:
+        # Classes of the user may have an attribute of this name, or refuse new ones.
+        if isinstance(getattr(error, "history", history), History):
+            with contextlib.suppress(AttributeError):
+                error.history = history  # type: ignore[attr-defined]
+        raise

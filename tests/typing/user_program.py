@@ -332,7 +332,8 @@ def errors() -> str:
     except poptorch.UnrecoverableError as error:
         return error.message
     except poptorch.RecordError as error:
-        return str(error.record.name)
+        history: poptorch.History = error.history
+        return f"{error.record.name} {len(history.observations())}"
     except poptorch.ConfigFileError as error:
         return str(error)
     except poptorch.Error as error:
