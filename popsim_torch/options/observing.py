@@ -113,13 +113,14 @@ class ObservingOptions(OutputOptions):
                 so it must not wait for the thread that calls the model.
             then: What happens the first time that something is wrong: ``"stop"`` ends the call with
                 a ``RecordError``; a few device iterations may have run in between. Or a function
-                that is called with each such record.
+                that is called with each such record; it needs ``when``.
 
         Returns:
             The options.
 
         Raises:
-            UsageTypeError: ``select``, a statistic, ``when`` or ``then`` is something else.
+            UsageTypeError: ``select``, a statistic, ``when`` or ``then`` is something else, or
+                there is a function ``then`` and no ``when``.
             UsageValueError: ``every``, ``budget`` or ``over`` has a wrong value, or two statistics
                 of one kind differ.
             UsageAttributeError: A model was wrapped with these options, or a function with them was
@@ -144,6 +145,11 @@ class ObservingOptions(OutputOptions):
             raise UsageTypeError(f"{call}: when is a function of a Record, got {when!r}.")
         if then != "stop" and not callable(then):
             raise UsageTypeError(f"{call}: then is 'stop' or a function of a Record, got {then!r}.")
+        if then != "stop" and when is None:
+            raise UsageTypeError(
+                f"{call}: then is called with the records for which when is true, and there is no "
+                "when. Pass when=lambda record: True to get all records, or leave then out."
+            )
         if self._why_no_anchors:
             raise UsageAttributeError(f"{call}: {self._why_no_anchors}")
         for known in self._observations:

@@ -273,6 +273,12 @@ def test_options_refuse_anchors_for_each_object_that_would_not_see_them(opts):
     opts.anchorTensor("w", "fc.weight").observe("*")
 
 
+def test_a_function_without_a_condition_would_never_be_called(opts):
+    with pytest.raises(TypeError, match=r"no when\. Pass when=lambda record: True"):
+        opts.observe("*", then=print)
+    opts.observe("*", then="stop").observe("*", when=lambda record: True, then=print)
+
+
 def test_groups_of_pickled_options_store_into_their_back_end(opts):
     twin = pickle.loads(pickle.dumps(opts))
     twin.Precision.enableStochasticRounding(True)
