@@ -26,6 +26,8 @@ _OLD_PREFIX = "model."
 _OUTER_SCOPE = "model/"
 _GRADIENT_KEY = "_grad"
 _WHOLE_MODEL = "(model)"
+_OUTPUT_NUMBERS = re.compile(r"(?:\[[0-9]+\])?(?:/[0-9]+)?")
+_PARTIAL_GRADIENT = re.compile(rf"{_GRADIENT}[0-9]+_[0-9]+")
 _RESULT = re.compile(r"(?:(.+)/)?([^/:]+):([0-9]{1,9})(?:/([0-9]{1,9}))?", re.DOTALL)
 
 
@@ -267,22 +269,61 @@ def spellings(name: str) -> tuple[str, ...]:
 
     ``Gradient___model.fc1.weight`` also means ``Gradient___fc1.weight`` and the other way round.
     The same holds for ``fc1.weight_grad``, its key in a queue. The given name comes first. Results
-    of layers have the prefix ``model/`` if ``fit`` calls the model.
+    of layers have the prefix ``model/`` if ``fit`` calls the model. The own module of a model may
+    be called ``model``, too: the prefix is removed first, and then added.
     """
-    prefix, separator, tensor = name.rpartition(_SEPARATOR)
-    outer = _OUTER_SCOPE if ":" in tensor else _OLD_PREFIX
-    other = tensor.removeprefix(outer) if tensor.startswith(outer) else outer + tensor
-    found = (name, f"{prefix}{separator}{other}")
-    if separator or not name.endswith(_GRADIENT_KEY):
+    lead, outer, tensor = _outer_parts(name)
+    inner = tensor.removeprefix(outer)
+    others = (outer + tensor,) if inner == tensor else (inner, outer + tensor)
+    found = (name, *(lead + other for other in others))
+    if lead or not name.endswith(_GRADIENT_KEY):
         return found
     return (*found, *spellings(gradient(name.removesuffix(_GRADIENT_KEY))))
 
 
 def inside(name: str) -> str:
     """Return a name without the prefix of a module ``model`` around the user's model."""
+    lead, outer, tensor = _outer_parts(name)
+    return lead + tensor.removeprefix(outer)
+
+
+def _outer_parts(name: str) -> tuple[str, str, str]:
+    """Return what a name begins with, such as ``Gradient___``; the prefix; and the tensor."""
+    lead, tensor = lead_and_tensor(name)
+    return lead, _OUTER_SCOPE if ":" in tensor else _OLD_PREFIX, tensor
+
+
+def lead_and_tensor(name: str) -> tuple[str, str]:
+    """Return what says how a tensor is derived, such as ``Gradient___``, and the tensor's name."""
     prefix, separator, tensor = name.rpartition(_SEPARATOR)
-    outer = _OUTER_SCOPE if ":" in tensor else _OLD_PREFIX
-    return f"{prefix}{separator}{tensor.removeprefix(outer)}"
+    return prefix + separator, tensor
+
+
+def inside_module(name: str, path: str) -> str | None:
+    """Return the name that a tensor has if a module is the whole model.
+
+    Args:
+        name: The name of a tensor in the program or training loop of a larger model.
+        path: The path of the module in it, ``encoder.0``; empty for the larger model itself.
+
+    Returns:
+        The name without the path; None if the tensor does not belong to the module.
+    """
+    if not path:
+        return name
+    lead, tensor = lead_and_tensor(name)
+    separator = "/" if ":" in tensor else "."
+    scope = path.replace(".", separator)
+    if tensor.startswith(scope + separator):
+        return lead + tensor.removeprefix(scope + separator)
+    rest = tensor.removeprefix(scope)
+    is_output = rest != tensor and _OUTPUT_NUMBERS.fullmatch(rest)
+    return f"{lead}{_WHOLE_MODEL}{rest}" if is_output else None
+
+
+def is_partial_gradient(name: str) -> bool:
+    """Return whether ``partial_gradient`` made a name."""
+    return _PARTIAL_GRADIENT.fullmatch(name) is not None
 
 
 _RESERVED = (

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from popsim_torch.errors import closest_names, example_names
 from popsim_torch.ir import names
 from popsim_torch.tensors import TensorInfo
-from popsim_torch.tensors.selections import AnyOf, Glob, Named, Selection, words_of
+from popsim_torch.tensors.selections import (
+    AllOf,
+    AnyOf,
+    Glob,
+    Named,
+    Not,
+    Regex,
+    Selection,
+    words_of,
+)
 
 __all__ = [
     "Chosen",
@@ -17,6 +26,7 @@ __all__ = [
     "info_of_name",
     "may_take",
     "module_of_name",
+    "names_like",
     "near_names",
 ]
 
@@ -38,7 +48,9 @@ def choose(selection: Selection, tensors: Sequence[TensorInfo]) -> Chosen:
     """Choose tensors.
 
     A string that is the name of a tensor, in one of its spellings, means this tensor alone. A
-    pattern that matches no name is tried on the other spellings of names.
+    pattern or regular expression that matches no name is tried on the other spellings of names,
+    also where it is a part of a selection: the same one means the same tensors if ``fit`` calls
+    the model, which adds ``model.`` to names.
 
     Args:
         selection: Says which tensors are meant.
@@ -55,9 +67,19 @@ def choose(selection: Selection, tensors: Sequence[TensorInfo]) -> Chosen:
     return Chosen(tuple(one for one in tensors if one.name in taken), tuple(idle))
 
 
-def find_name(asked: str, known: Mapping[str, object]) -> str | None:
+def find_name(asked: str, known: Container[str]) -> str | None:
     """Return the known name that a user's name stands for; None if there is none."""
     return next((name for name in names.spellings(asked) if name in known), None)
+
+
+def names_like(asked: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that a string of the user means, as in ``choose``.
+
+    Args:
+        asked: A name, or a pattern.
+        known: The names.
+    """
+    return _matched(Named(asked), known)
 
 
 def info_of_name(name: str) -> TensorInfo:
@@ -82,11 +104,7 @@ def may_take(selection: Selection, name: str) -> bool:
         selection: Says which tensors are meant.
         name: The name of the tensor.
     """
-    info = info_of_name(name)
-    return any(
-        part.takes(info) or (isinstance(part, Glob) and _matches_spelling(part, name))
-        for part in _parts(selection)
-    )
+    return _widest(selection).takes(info_of_name(name))
 
 
 def near_names(selection: Selection, known: Sequence[str]) -> list[str]:
@@ -110,17 +128,73 @@ def _parts(selection: Selection) -> Iterator[Selection]:
 
 
 def _taken(part: Selection, known: Mapping[str, TensorInfo]) -> list[str]:
-    if isinstance(part, Named):
-        exact = find_name(part.pattern, known)
+    found = _with_names(part, lambda leaf, _: _Names(frozenset(_matched(leaf, known))))
+    return [name for name, one in known.items() if found.takes(one)]
+
+
+# The selections of which only the name of a tensor decides.
+_Leaf = Glob | Regex
+
+
+@dataclass(frozen=True)
+class _Names(Selection):
+    """Tensors with one of some names."""
+
+    names: frozenset[str]
+
+    def takes(self, tensor: TensorInfo) -> bool:
+        return tensor.name in self.names
+
+
+@dataclass(frozen=True)
+class _Spelt(Selection):
+    """Tensors of which a pattern matches the name in any spelling."""
+
+    leaf: _Leaf
+
+    def takes(self, tensor: TensorInfo) -> bool:
+        return _matches_spelling(self.leaf, tensor.name)
+
+
+def _with_names(
+    selection: Selection, change: Callable[[_Leaf, bool], Selection], is_meant: bool = True
+) -> Selection:
+    """Return a selection with its names and patterns changed.
+
+    Args:
+        selection: The selection.
+        change: Returns what replaces a name or pattern. Its other argument says whether the
+            selection means more if this part does; otherwise it means less.
+        is_meant: What ``change`` gets for ``selection`` itself.
+    """
+    match selection:
+        case Glob() | Regex():
+            return change(selection, is_meant)
+        case AnyOf() | AllOf():
+            parts = (_with_names(part, change, is_meant) for part in selection.parts)
+            return type(selection)(tuple(parts))
+        case Not():
+            return Not(_with_names(selection.part, change, not is_meant))
+    return selection
+
+
+def _widest(selection: Selection) -> Selection:
+    """Return a selection of all that one may mean, whichever of its patterns match as written."""
+    return _with_names(selection, lambda leaf, is_meant: _Spelt(leaf) if is_meant else leaf)
+
+
+def _matched(leaf: _Leaf, known: Iterable[str]) -> list[str]:
+    """Return the names of a program that a name or pattern of the user means."""
+    known = list(known)
+    if isinstance(leaf, Named):
+        exact = find_name(leaf.pattern, set(known))
         if exact is not None:
             return [exact]
-        if not part.is_pattern:
+        if not leaf.is_pattern:
             return []
-    found = [name for name, one in known.items() if part.takes(one)]
-    if not found and isinstance(part, Glob):
-        found = [name for name in known if _matches_spelling(part, name)]
-    return found
+    found = [name for name in known if leaf.matches(name)]
+    return found or [name for name in known if _matches_spelling(leaf, name)]
 
 
-def _matches_spelling(glob: Glob, name: str) -> bool:
-    return any(glob.matches(spelling) for spelling in names.spellings(name))
+def _matches_spelling(leaf: _Leaf, name: str) -> bool:
+    return any(map(leaf.matches, names.spellings(name)))

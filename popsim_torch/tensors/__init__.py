@@ -10,6 +10,11 @@ A *selection* says which tensors of a program are meant. These are selections:
   them with each other and with all of the above;
 * a list of these: a tensor is meant if one of them means it.
 
+``fit`` calls the model inside of a function, and adds ``model.`` to names: ``fc.weight`` is
+``model.fc.weight``, and ``fc/Gemm:0`` is ``model/fc/Gemm:0``. A name, pattern or regular expression
+that fits no name of a program is tried again with ``model.`` removed and added, so that a selection
+means the same tensors in both.
+
 Some tensors are computed only if they are asked for, such as the parts of an update. They have a
 name and a kind, but no shape and no dtype: functions and ``of_dtype`` never mean one of these.
 """

@@ -127,7 +127,15 @@ class Regex(Selection):
 
     def takes(self, tensor: TensorInfo) -> bool:
         """Return whether the expression matches in the name of a tensor."""
-        return re.search(self.pattern, tensor.name, self.flags) is not None
+        return self.matches(tensor.name)
+
+    def matches(self, name: str) -> bool:
+        """Return whether the expression matches in a name.
+
+        Args:
+            name: The name of a tensor.
+        """
+        return re.search(self.pattern, name, self.flags) is not None
 
 
 @dataclass(frozen=True)

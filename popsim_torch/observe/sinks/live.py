@@ -8,10 +8,10 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, TextIO
 
 from popsim_torch.errors import UsageValueError
+from popsim_torch.ir.selecting import names_like
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks.alarms import Alarm, AlarmFinder
 from popsim_torch.observe.sinks.fills import Queues
@@ -75,7 +75,8 @@ class LiveTerminal:
     queues, and the asynchronous loaders of the process.
 
     Args:
-        select: Patterns of the tensors to show, such as ``"Gradient___*"``; None for all.
+        select: Names or patterns of the tensors to show, such as ``"Gradient___*"``; None for all.
+            As in ``Options.observe``, what fits no name is tried with ``model.`` added or removed.
         statistic: The statistic of the bars: ``"norm"``, ``"mean"``, ``"std"``, ``"minimum"``,
             ``"maximum"`` or ``"absolute_mean"``.
         history: The number of bars.
@@ -100,6 +101,8 @@ class LiveTerminal:
         if history < 1:
             raise UsageValueError(f"LiveTerminal: history is 1 or more, got {history!r}.")
         self._select = [select] if isinstance(select, str) else select
+        self._names: dict[str, None] = {}
+        self._selected: set[str] = set()
         self._statistic = statistic
         self._history = history
         self._stream = sys.stdout if stream is None else stream
@@ -114,9 +117,10 @@ class LiveTerminal:
 
     def write_records(self, records: Sequence[Record]) -> None:
         """Take records, and show them if the last time is long enough ago."""
+        self._learn_names(records)
         new: list[Alarm] = []
         for record in records:
-            if self._takes(record.name):
+            if self._select is None or record.name in self._selected:
                 new += self._take(record)
         if self._screen is None:
             self._print_alarms(new)
@@ -145,8 +149,12 @@ class LiveTerminal:
         if self._screen is not None:
             self._screen.close()
 
-    def _takes(self, name: str) -> bool:
-        return self._select is None or any(fnmatchcase(name, one) for one in self._select)
+    def _learn_names(self, records: Sequence[Record]) -> None:
+        """Choose among all names so far, if there are new ones."""
+        new = {one.name: None for one in records if one.name not in self._names}
+        if new and self._select is not None:
+            self._names |= new
+            self._selected = {name for one in self._select for name in names_like(one, self._names)}
 
     def _take(self, record: Record) -> list[Alarm]:
         name = printable(label(record))

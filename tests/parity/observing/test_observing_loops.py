@@ -171,6 +171,21 @@ class Loss(nn.Module):
         return out, nn.functional.cross_entropy(out, y)
 
 
+@pytest.mark.parametrize(
+    "select", ["Gradient___net.*", "net.*", poptorch.tensors.weights() & ~poptorch.Glob("net.0.*")]
+)
+def test_a_selection_means_the_same_tensors_in_fit(select):
+    def training():
+        model = Loss(net())
+        return poptorch.trainingModel(model, options_of(every=1, select=select), sgd(model))
+
+    alone, fitted = training(), training()
+    alone(*batches()[0])
+    poptorch.fit(fitted, batches(), verbose=0)
+    names, of_fit = ({one.name for one in each.observations()} for each in (alone, fitted))
+    assert names and of_fit == {name.replace("net.", "model.net.") for name in names}
+
+
 def test_a_recorded_fit(tmp_path):
     def run(rate, path):
         model = Loss(net(dropout=0.0))

@@ -90,6 +90,16 @@ def test_only_chosen_tensors_are_shown(clock):
     assert nothing.getvalue() == ""
 
 
+def test_chosen_tensors_are_shown_in_fit_too(clock):
+    stream = io.StringIO()
+    sink = LiveTerminal(["Gradient___fc*", "fc.bias"], stream=stream)
+    names = ("Gradient___model.fc.bias", "model.fc.bias", "Reshape:0")
+    sink.write_records([record(name, 0, [2.0]) for name in names])
+    assert stream.getvalue() == (
+        "step 0, 2 tensors; norm: Gradient___model.fc.bias 2, model.fc.bias 2\n"
+    )
+
+
 def test_names_cannot_control_the_terminal(clock):
     stream = io.StringIO()
     LiveTerminal(stream=stream).write_records([record("a\x1b[2Jb\n", 0, [np.nan])])
