@@ -41,7 +41,8 @@ options of names:
 options of diff:
   --tolerance T  values may differ by T, relative; without it, bits are compared
   --json         print the difference as JSON
-  The exit code is 0 if the runs are equal, 1 if they differ, 2 for a mistake.
+  The exit code is 0 if the runs are equal, 1 if they differ, 2 for a mistake, or
+  if too little of the runs can be compared to say.
 
 `python -m popsim_torch` is the same command.
 """

@@ -25,6 +25,7 @@ _COUNTER = f"Counter{_SEPARATOR}_"
 _OLD_PREFIX = "model."
 _OUTER_SCOPE = "model/"
 _GRADIENT_KEY = "_grad"
+_INPUT = "input"
 _WHOLE_MODEL = "(model)"
 _OUTPUT_NUMBERS = re.compile(r"(?:\[[0-9]+\])?(?:/[0-9]+)?")
 _PARTIAL_GRADIENT = re.compile(rf"{_GRADIENT}[0-9]+_[0-9]+")
@@ -117,7 +118,12 @@ def numbered(name: str, number: int) -> str:
 
 def inputs(count: int) -> list[str]:
     """Return the names of a model's inputs, in flattened order: input, input/1, ..."""
-    return [numbered("input", i) for i in range(count)]
+    return [numbered(_INPUT, i) for i in range(count)]
+
+
+def is_input(name: str) -> bool:
+    """Return whether ``inputs`` made a name."""
+    return re.fullmatch(rf"{_INPUT}(?:/[0-9]+)?", name) is not None
 
 
 def gradient(name: str) -> str:

@@ -15,6 +15,7 @@ from popsim_torch.records.reader import Run
 __all__ = ["diff"]
 
 _EQUAL, _DIFFERENT, _USAGE_ERROR = 0, 1, 2
+_TOO_LITTLE_COMPARED = _USAGE_ERROR
 
 
 def diff(arguments: Sequence[str]) -> int:
@@ -24,7 +25,8 @@ def diff(arguments: Sequence[str]) -> int:
         arguments: The arguments of the command line after ``diff``.
 
     Returns:
-        The exit code: 0 if the runs are equal, 1 if they differ, 2 if they cannot be compared.
+        The exit code: 0 if the runs are equal, 1 if they differ, 2 if they cannot be compared, or
+        too little of them to say.
     """
     try:
         given = _parser().parse_args(list(arguments))
@@ -36,7 +38,9 @@ def diff(arguments: Sequence[str]) -> int:
         print(f"popsim diff: {error.message}", file=sys.stderr)
         return _USAGE_ERROR
     print(json.dumps(difference.as_dict(), indent=2) if given.json else difference)
-    return _EQUAL if difference.equal else _DIFFERENT
+    if difference.first is not None:
+        return _DIFFERENT
+    return _EQUAL if difference.equal else _TOO_LITTLE_COMPARED
 
 
 def _parser() -> argparse.ArgumentParser:

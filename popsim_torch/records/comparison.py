@@ -12,6 +12,7 @@ import torch
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.errors import UsageTypeError, UsageValueError
 from popsim_torch.observe.record import Record
+from popsim_torch.records.coverage import Known, about_prefixes, what_is_missing
 from popsim_torch.records.difference import (
     Difference,
     FirstDifference,
@@ -25,7 +26,8 @@ from popsim_torch.records.equality import (
     same,
     ulp_distance,
 )
-from popsim_torch.records.pairs import pair_tensors
+from popsim_torch.records.pairs import pair_tensors, unlike_tensors
+from popsim_torch.records.prefixes import find_prefixes
 from popsim_torch.records.reader import Run
 from popsim_torch.records.tensors import RecordedTensor
 from popsim_torch.statistics import Statistics
@@ -41,8 +43,13 @@ def compare(a: Run, b: Run, *, tolerance: float = 0.0) -> Difference:
     """Say where two runs first differ, and how the difference grows.
 
     Steps are compared in order, and in each step the tensors in the order of the program of run a.
-    Tensors correspond if they have the same name. The output of a module that ``eager_record`` has
-    recorded corresponds to the last result of this module in a program.
+    Tensors correspond if they have the same name, shape and kind. All names of the model may begin
+    with another path: ``fit`` calls the model ``model``, a ``poptorch.function`` has a variable for
+    it. The output of a module that ``eager_record`` has recorded corresponds to the last result of
+    this module in a program.
+
+    If only inputs correspond, or no weight, gradient or updated weight although both runs know
+    some, nothing says that the runs are equal, and ``Difference.missing`` says what is missing.
 
     Fingerprints say whether all bits are equal. Where one run has none, or the dtypes of a tensor
     differ, the numbers that both have are compared instead: counts of NaN and infinities, moments,
@@ -79,12 +86,14 @@ class _Comparison:
         self._runs = a, b
         self._tolerance = tolerance
         self._details = a.details, b.details
-        self._pairs = pair_tensors(*self._details)
+        self._prefixes = find_prefixes(*self._details)
+        self._pairs = pair_tensors(*self._details, self._prefixes)
         self._inverse = {theirs: ours for ours, theirs in self._pairs.items()}
         self._first: FirstDifference | None = None
         self._growth: list[StepDifference] = []
         self._differing_first: tuple[str, ...] = ()
         self._counts: Counter[str] = Counter()
+        self._compared: set[str] = set()
         self._mixed: dict[tuple[str, str], set[str]] = defaultdict(set)
         self._steps_alone = [0, 0]
 
@@ -109,7 +118,23 @@ class _Comparison:
             only_in_b=tuple(name for name in b if self._inverse.get(name) not in with_a),
             steps_only_in_a=self._steps_alone[0],
             steps_only_in_b=self._steps_alone[1],
+            missing=tuple(self._missing(a, b)),
             notes=tuple(self._notes()),
+        )
+
+    def _missing(self, a: list[str], b: list[str]) -> Iterator[str]:
+        """Yield why the runs may differ where nothing was compared.
+
+        Args:
+            a: The names with records in run a.
+            b: The same for run b.
+        """
+        return what_is_missing(
+            Known(self._details[0], a),
+            Known(self._details[1], b),
+            self._pairs,
+            unlike_tensors(*self._details, self._prefixes),
+            self._compared,
         )
 
     def _compare_step(self, step: int, a: list[Record], b: list[Record]) -> None:
@@ -120,9 +145,11 @@ class _Comparison:
         largest, largest_name = 0.0, ""
         for place, record in ours.items():
             name, replica, micro_batch = place
-            other = theirs.pop((self._pairs.get(name, name), replica, micro_batch), None)
+            if name not in self._pairs:
+                continue
+            other = theirs.pop((self._pairs[name], replica, micro_batch), None)
             if other is None:
-                self._counts["alone"] += self._pairs.get(name) in with_b
+                self._counts["alone"] += self._pairs[name] in with_b
                 continue
             is_equal = self._is_equal(record, other)
             if is_equal is None:
@@ -137,6 +164,7 @@ class _Comparison:
         self._counts["alone"] += sum(self._inverse.get(name) in with_a for name, *_ in theirs)
         if differing and not self._differing_first:
             self._differing_first = tuple(differing)
+        self._compared |= compared
         if compared:
             found = StepDifference(step, len(compared), len(differing), largest, largest_name)
             self._growth.append(found)
@@ -183,6 +211,7 @@ class _Comparison:
         self._mixed[why, f"{default_tolerance(a, b):.2g}"].add(name)
 
     def _notes(self) -> Iterator[str]:
+        yield from about_prefixes(self._prefixes)
         if self._tolerance:
             yield f"Values may differ by {self._tolerance:g}, relative, and bits by anything."
         for (why, tolerance), tensors in self._mixed.items():

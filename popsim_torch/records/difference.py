@@ -121,6 +121,8 @@ class Difference:
         only_in_b: The same for run b.
         steps_only_in_a: The number of steps that run a alone has.
         steps_only_in_b: The same for run b.
+        missing: What was not compared, although the runs may differ there: for example, no weight
+            of a has a counterpart in b. Empty if enough was compared to call the runs equal.
         notes: What else to know: which tolerance was used and why, records that have no
             counterpart.
     """
@@ -136,19 +138,22 @@ class Difference:
     only_in_b: tuple[str, ...]
     steps_only_in_a: int
     steps_only_in_b: int
+    missing: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
-        """Whether something was compared, and nothing of it differs.
+        """Whether enough was compared, and nothing of it differs.
 
-        Records that only one run has do not count.
+        Records that only one run has do not count. But the runs are not equal if only inputs were
+        compared, or if the weights of both have names that nobody can pair: ``missing`` says so.
         """
-        return self.first is None and self.compared > 0
+        return self.first is None and self.compared > 0 and not self.missing
 
     def __repr__(self) -> str:
         if self.first is None:
-            found = "equal" if self.equal else "nothing compared"
+            found = f"{'too little' if self.compared else 'nothing'} compared"
+            found = "equal" if self.equal else found
         else:
             steps = sum(1 for one in self.growth if one.differing)
             found = f"first at step {self.first.step}, {self.first.name!r}; in {steps} steps"

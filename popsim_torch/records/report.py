@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 from popsim_torch.dtypes import dtype_name
 from popsim_torch.records.difference import Difference, FirstDifference, StepDifference
 from popsim_torch.records.tensors import printable
-from popsim_torch.records.text import short, type_text
+from popsim_torch.records.text import listed, short, type_text
 
 __all__ = ["report"]
 
 _ROWS = ("mean", "std", "minimum", "maximum", "norm")
 _COUNTS = ("nans", "infs")
-_MOST_NAMES = 4
 _MOST_STEPS = 5
 
 
@@ -25,7 +24,7 @@ def report(difference: Difference) -> str:
     if difference.first is not None:
         lines += ["", *_first(difference.first, difference.differing_first)]
         lines += ["", *_growth(difference.growth)]
-    rest = [*_only(difference), *difference.notes]
+    rest = [*difference.missing, *_only(difference), *difference.notes]
     if rest:
         lines += ["", *rest]
     return "\n".join(lines)
@@ -38,8 +37,11 @@ def _verdict(difference: Difference) -> str:
     if difference.by_value:
         how += f", {difference.by_value} of them by value"
     steps = sum(1 for one in difference.growth if one.differing)
-    end = f"the runs differ in {_count(steps, 'step')}." if steps else "the runs are equal."
-    return f"Compared {how}: {end}"
+    if steps:
+        return f"Compared {how}: the runs differ in {_count(steps, 'step')}."
+    if difference.missing:
+        return f"Compared {how}: none of them differs, but too little was compared to say more."
+    return f"Compared {how}: the runs are equal."
 
 
 def _first(first: FirstDifference, others: Sequence[str]) -> Iterator[str]:
@@ -75,7 +77,7 @@ def _first(first: FirstDifference, others: Sequence[str]) -> Iterator[str]:
     if samples is not None:
         yield f"  Samples differ by at most {samples.ulp} ulp of {dtype_name(samples.dtype)}."
     if len(others) > 1:
-        yield f"  In this step {len(others)} tensors differ: {_listed(others)}."
+        yield f"  In this step {len(others)} tensors differ: {listed(others)}."
 
 
 def _pair(a: float | None, b: float | None) -> tuple[str, str]:
@@ -110,14 +112,9 @@ def _only(difference: Difference) -> Iterator[str]:
         ("b", difference.only_in_b, difference.steps_only_in_b),
     ):
         if names:
-            yield f"Only in {run}: {_count(len(names), 'tensor')}: {_listed(names)}."
+            yield f"Only in {run}: {_count(len(names), 'tensor')}: {listed(names)}."
         if steps:
             yield f"Only in {run}: {_count(steps, 'step')}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    text = ", ".join(printable(name) for name in names[:_MOST_NAMES])
-    return text if len(names) <= _MOST_NAMES else f"{text} and {len(names) - _MOST_NAMES} more"
 
 
 def _count(number: int, word: str) -> str:

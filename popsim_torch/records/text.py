@@ -13,7 +13,9 @@ from popsim_torch.tables import table, terminal_width
 if TYPE_CHECKING:
     from popsim_torch.records.reader import Run
 
-__all__ = ["short", "type_text"]
+__all__ = ["listed", "short", "type_text"]
+
+_MOST_NAMES = 4
 
 _HEADER = ("Name", "Type", "Records", "Mean", "Std", "Norm", "NaNs", "infs")
 
@@ -61,3 +63,9 @@ def type_text(tensor: RecordedTensor) -> str:
 def short(number: float | None) -> str:
     """Return a number with six digits; a dash for None."""
     return "-" if number is None else f"{number:.6g}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names for a line of a report: some, and how many more there are."""
+    text = ", ".join(printable(name) for name in names[:_MOST_NAMES])
+    return text if len(names) <= _MOST_NAMES else f"{text} and {len(names) - _MOST_NAMES} more"

@@ -6,6 +6,9 @@ import sys
 import pytest
 
 from popsim_torch import __main__ as commands
+from popsim_torch.observe.record import Record
+from popsim_torch.records import RunWriter
+from popsim_torch.statistics import Statistics
 from tests.unit.records.runs import write_run
 
 
@@ -58,3 +61,23 @@ def test_mistakes(diff, tmp_path):
 def test_help(diff):
     code, out, _ = diff("--help")
     assert code == 0 and "exit code is 0 if the runs are equal, 1 if they differ" in out
+
+
+def test_runs_with_only_inputs_in_common_are_not_called_equal(diff, tmp_path):
+    one = Statistics(1, 0, 0, fingerprint=1)
+    for path, name in (("a", "Gradient___x.weight"), ("b", "Gradient___y.scale")):
+        with RunWriter(tmp_path / path) as writer:
+            writer.write_records([Record(each, 0, 0, 0, one) for each in ("input", name)])
+    code, out, _ = diff(tmp_path / "a", tmp_path / "b")
+    assert code == 2 and "equal" not in out
+    assert "none of them differs, but too little was compared to say more." in out
+    assert "\nOnly inputs and hyper-parameters were compared: input.\n" in out
+    assert "a has Gradient___x.weight; b has Gradient___y.scale." in out
+    found = json.loads(diff("--json", tmp_path / "a", tmp_path / "b")[1])
+    assert not found["equal"] and found["first"] is None and len(found["missing"]) == 2
+
+
+def test_runs_with_nothing_in_common_cannot_be_compared(diff, tmp_path):
+    RunWriter(tmp_path / "b").close()
+    code, out, _ = diff(write_run(tmp_path / "a"), tmp_path / "b")
+    assert code == 2 and "Nothing could be compared" in out

@@ -206,6 +206,96 @@ def test_nothing_in_common_is_not_equal(tmp_path):
     assert "Nothing could be compared" in str(found)
 
 
+def learning(path, described, values):
+    """Write a run of one step of described tensors, with the values of some of them."""
+    with RunWriter(path, tensors=described) as writer:
+        for name, value in values.items():
+            found = statistics_of(torch.full((2,), float(value)), Fingerprint())
+            writer.write_records([Record(name, 0, 0, 0, found)])
+    return Run(path)
+
+
+def tensors_of(path, op="Gemm"):
+    return [
+        RecordedTensor("input", (2,), kind="input"),
+        RecordedTensor(f"{path}.weight", (2,), kind="weight"),
+        RecordedTensor(f"Gradient___{path}.weight", (2,), kind="gradient"),
+        RecordedTensor(f"{path.replace('.', '/')}/{op}:0", (2,), kind="activation"),
+    ]
+
+
+def test_runs_that_share_only_inputs_are_not_equal(tmp_path):
+    values = {"input": 1, "Gradient___fc.weight": 2}
+    a = learning(tmp_path / "a", tensors_of("fc"), values)
+    b = learning(tmp_path / "b", tensors_of("fc"), {"input": 1, "fc/Gemm:0": 2})
+    found = compare(a, b)
+    assert found.compared == 1 and found.first is None and not found.equal
+    assert found.missing == ("Only inputs and hyper-parameters were compared: input.",)
+    assert repr(found).endswith(": too little compared)")
+    assert compare(a, learning(tmp_path / "c", tensors_of("fc"), values)).equal
+
+
+def test_runs_whose_weights_have_no_counterpart_are_not_equal(tmp_path):
+    shared = RecordedTensor("Relu:0", (2,), kind="activation")
+    values = {"input": 1, "Relu:0": 2}
+    a = learning(tmp_path / "a", [*tensors_of("fc"), shared], values)
+    other = [RecordedTensor("norm.scale", (2,), kind="weight"), shared]
+    found = compare(a, learning(tmp_path / "b", other, values))
+    assert found.compared == 2 and not found.equal
+    assert found.missing == (
+        "No weight, gradient or updated weight of a has a counterpart in b. a has fc.weight, "
+        "Gradient___fc.weight; b has norm.scale. Names may differ in the path before the model, "
+        "as in fit, not in the model itself.",
+    )
+    text = str(found)
+    assert "none of them differs, but too little" in text and found.missing[0] in text
+    # A run without weights can say no more than its activations do.
+    assert compare(a, learning(tmp_path / "c", [shared], values)).equal
+
+
+def test_runs_with_records_of_other_weights_are_not_equal(tmp_path):
+    tensors = [*tensors_of("fc1"), *tensors_of("fc2")[1:]]
+    a, b = (
+        learning(tmp_path / name, tensors, {"fc1/Gemm:0": 1, f"Gradient___{module}.weight": 2})
+        for name, module in (("a", "fc1"), ("b", "fc2"))
+    )
+    assert compare(a, b).missing == (
+        "No weight, gradient or updated weight was compared. a has records of "
+        "Gradient___fc1.weight; b has records of Gradient___fc2.weight. Record the same tensors in "
+        "the same steps.",
+    )
+
+
+def test_a_weight_of_another_shape_is_a_difference_that_cannot_be_compared(tmp_path):
+    wider = [*tensors_of("fc"), RecordedTensor("fc.bias", (3,), torch.float32, kind="weight")]
+    other = [*tensors_of("fc"), RecordedTensor("fc.bias", (4,), torch.float32, kind="weight")]
+    values = {"input": 1, "fc.weight": 2, "fc.bias": 3}
+    found = compare(
+        learning(tmp_path / "a", wider, values), learning(tmp_path / "b", other, values)
+    )
+    assert not found.equal and found.first is None and found.compared == 2
+    assert found.missing == (
+        "Not compared, because the shape or kind is another one in b: fc.bias (float32 (3,) weight "
+        "in a, float32 (4,) weight in b).",
+    )
+    assert found.only_in_a == found.only_in_b == ("fc.bias",)
+
+
+def test_the_path_of_the_model_may_differ(tmp_path):
+    a = learning(tmp_path / "a", tensors_of("fc"), {"fc/Gemm:0": 1, "fc.weight": 2})
+    b = learning(
+        tmp_path / "b", tensors_of("model.fc"), {"model/fc/Gemm:0": 1, "model.fc.weight": 2}
+    )
+    found = compare(a, b)
+    assert found.equal and found.compared == 2 and found.only_in_a == found.only_in_b == ()
+    assert found.notes == ("Names in b begin with 'model.', those in a do not.",)
+    assert compare(b, a).notes == ("Names in a begin with 'model.', those in b do not.",)
+    c = learning(tmp_path / "c", tensors_of("m.fc"), {"m/fc/Gemm:0": 1, "m.fc.weight": 3})
+    found = compare(b, c)
+    assert (found.first.name, found.first.other.name) == ("model.fc.weight", "m.fc.weight")
+    assert found.notes == ("Names begin with 'model.' in a, and with 'm.' in b.",)
+
+
 def test_statistics_with_nothing_in_common(tmp_path):
     found = compare(*runs(tmp_path, requests=(Counts(),)))
     assert found.compared == 0 and not found.equal
