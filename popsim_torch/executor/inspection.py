@@ -17,6 +17,7 @@ from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.tensor_details import TensorTable
 from popsim_torch.ir import Program, program_text, select_tensors, tensor_infos
+from popsim_torch.ir.selecting import choose
 from popsim_torch.tensors.selections import Select, as_selection
 
 __all__ = ["Inspection"]
@@ -56,9 +57,9 @@ class Inspection:
         """Return the names of the tensors of the compiled graph.
 
         Args:
-            pattern: A selection, see ``poptorch.tensors``. A string is a pattern for the whole
-                name: ``*`` stands for any characters, ``?`` for one, ``[ab]`` for one of those
-                listed. None for all names.
+            pattern: A selection, see ``poptorch.tensors``. A string is a name, or a pattern for the
+                whole name: ``*`` stands for any characters, ``?`` for one, ``[ab]`` for one of
+                those listed. None for all names.
             details: Whether to return shape, dtype and kind of each tensor, too: a list of
                 ``TensorInfo`` that prints as a table.
 
@@ -70,8 +71,7 @@ class Inspection:
         found = program.tensor_names()
         if pattern is not None:
             selection = as_selection("getTensorNames", pattern)
-            infos = tensor_infos(program, found)
-            found = [one.name for one in infos if selection.takes(one)]
+            found = [one.name for one in choose(selection, tensor_infos(program, found)).tensors]
         return TensorTable(tensor_infos(program, found)) if details else found
 
     def names(self, select: Select | None = None) -> TensorTable:

@@ -41,6 +41,7 @@ def test_a_pattern_chooses_names(executor):
     assert sorted(found) == ["Gradient___fc.bias", "Gradient___fc.weight"]
     assert executor.getTensorNames("fc.?eight") == ["fc.weight"]
     assert executor.getTensorNames("weight") == []
+    assert executor.getTensorNames("Gradient___model.fc.w*") == ["Gradient___fc.weight"]
     assert executor.getTensorNames("*") == executor.getTensorNames()
 
 
