@@ -109,7 +109,10 @@ def _outputs(eager: Tensors, program: Tensors) -> Iterator[tuple[str, str]]:
                 for name in results.get(module, ())
                 if shape is None or program[name].shape in (None, shape)
             ]
-            yield from _divided(of_shape, found)
+            # Without shapes, a transposed weight may be the last result.
+            is_guess = shape is not None and all(program[name].shape is None for name in found)
+            if not is_guess or len(found) == len(of_shape):
+                yield from _divided(of_shape, found)
 
 
 def _divided(calls: list[str], results: list[str]) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,13 @@ def test_what_is_not_known_is_no_other_shape_or_kind(other):
     assert unlike_tensors(ours, theirs, Prefixes()) == []
 
 
+def test_results_of_unknown_shapes_are_outputs_only_if_there_is_no_other():
+    """A ``RunWriter`` that is a sink knows no shapes."""
+    names_of_ops = ("fc1/Gemm:0", "fc1/Transpose:0", "fc2/Gemm:0")
+    unknown = {name: RecordedTensor(name) for name in names_of_ops}
+    assert pair_tensors(eager(), unknown) == {"fc2": "fc2/Gemm:0"}
+
+
 def test_a_part_of_a_larger_model():
     both = program("gan.generator") | program("gan.judge", {"out.weight": (1, 9)})
     assert find_prefixes(both, program()) == Prefixes("gan.generator", "")
