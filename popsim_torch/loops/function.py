@@ -19,6 +19,7 @@ from typing_extensions import ParamSpec, TypeVar
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
+from popsim_torch.executor.conditions import Condition
 from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.observing import Observing
 from popsim_torch.executor.reach import Reach, reach
@@ -250,6 +251,7 @@ class Function(Described, Generic[P, R]):
         self._function = python_function
         self._options = Options() if options is None else options
         self._observing = Observing(self._options) if observing is None else observing
+        self._met: set[Condition] = set()  # in a first call, which ended there
         # Observed names that a loop lacks, after the warning; None if such a name is an error.
         self._said: set[str] | None = None if is_one_loop else set()
         self._recordings: list[tuple[list[Any], TreeSpec, Recording]] = []
@@ -413,6 +415,7 @@ class Function(Described, Generic[P, R]):
     def _record(self, new: Recording, args: Any, kwargs: Any) -> Any:
         token = recording.set(new)
         self._being_recorded = new
+        self._observing.already_met = self._met
         try:
             with (
                 # torch.compile runs without compilation, so that its calls are recorded.
@@ -423,6 +426,8 @@ class Function(Described, Generic[P, R]):
             ):
                 result = self._function(*args, **kwargs)
         except BaseException:
+            # The next call compiles all loops again, and their steps begin at 0.
+            self._met |= self._observing.met()
             for program in new.programs:
                 program.release()
             raise
@@ -436,6 +441,7 @@ class Function(Described, Generic[P, R]):
             )
         new.finish(result)
         new.tensors.clear()
+        self._met.clear()
         return result
 
 

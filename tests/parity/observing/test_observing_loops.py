@@ -515,3 +515,20 @@ def test_options_of_a_function_that_is_recorded_refuse_changes(tmp_path):
     assert {one.name for one in function.observations()} == {"input", "Mul:0"}
     function.destroy()
     assert_refuses(options, "Call it before record")
+
+
+def test_a_condition_in_the_first_call_of_a_function():
+    model = net()
+    x = torch.randn(BATCH, 6)
+    options = options_of()
+    options.observe("*Relu*", every=1, when=lambda record: record.step == 1)
+
+    @poptorch.function(options=options)
+    def both(value):
+        first = poptorch.repeat(3, lambda v: model(v).sum() + v, value)
+        return poptorch.repeat(2, lambda v: model(v).mean() - v, first)
+
+    with pytest.raises(poptorch.RecordError) as caught:
+        both(x)
+    assert (caught.value.record.step, caught.value.record.program) == (1, 0)
+    assert both(x).shape == x.shape  # a condition ends a run once
