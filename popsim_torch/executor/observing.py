@@ -163,6 +163,12 @@ class Observing:
             self._look()
             return self._kept.take()
 
+    def unread(self) -> list[Record]:
+        """Return the records that ``observations`` would return, and leave them there."""
+        with self._lock:
+            self._look()
+            return self._kept.records
+
     def add_sink(self, sink: RecordSink) -> None:
         """Pass all further records on to a sink, on a thread of their own, while the model runs.
 

@@ -16,6 +16,7 @@ from popsim_torch import logs
 
 __all__ = ["RecordReader", "WorkerThread", "keep_track"]
 
+_MOMENT = 0.5  # (seconds)
 _PATIENCE = 2.0
 """How long a fork waits for a reader that is in the middle of something (seconds)."""
 
@@ -55,9 +56,11 @@ class WorkerThread:
         self._wake.set()
 
     def stop(self) -> None:
-        """End the thread after the work in progress."""
+        """End the thread after the work in progress; wait for it for a moment."""
         self._stop.set()
         self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_MOMENT)
 
     def _run(self) -> None:
         while True:

@@ -107,9 +107,7 @@ def _unread_of(observing: Observing | _Unread | None) -> _Unread | None:
         return _Unread(list(observing._records))
     if observing is None or not observing.options._observations:
         return None
-    with observing._lock:
-        observing._look()
-        return _Unread(observing._kept.records)
+    return _Unread(observing.unread())
 
 
 @contextlib.contextmanager
