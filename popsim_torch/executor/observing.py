@@ -337,8 +337,7 @@ class Observing:
             for sink in self._delivery.sinks
             if (recorder := recorder_of(sink)) is not None and recorder.device is device
         ]
-        if runs:
-            self._delivery.close(runs)
+        self._delivery.close(runs)
         self._completed += [one.name for one in runs]
 
     def _judge_run(self) -> None:

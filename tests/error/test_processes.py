@@ -156,6 +156,9 @@ def interrupted() -> Any:
         time.sleep(3)
         return None
     before = weights(training)
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in background jobs of a shell
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):

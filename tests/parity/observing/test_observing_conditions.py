@@ -132,7 +132,15 @@ def test_a_slow_sink_does_not_slow_down_a_model_with_conditions():
     assert [r.step for r in sink.records] == list(range(41 * D))
 
 
-def test_interrupts_lose_no_record(tmp_path):
+@pytest.fixture
+def interrupts():
+    """Ctrl-C raises KeyboardInterrupt, which background jobs of a shell ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_interrupts_lose_no_record(interrupts):
     model = Model()
     options = options_of().observe("*", every=1, when=lambda r: r.statistics.nans > 0)
     training = poptorch.trainingModel(model, options, OPTIMIZERS["sgd"](model))
