@@ -157,9 +157,9 @@ golden: build $(STAMPS)/dev.installed ## write the golden programs anew; read th
 # print, so reports are files.
 ASAN := build/asan
 ASAN_TESTS := tests/mutants tests/unit/memory tests/parity/test_stage_buffers.py tests/parity/control \
-  $(patsubst %,tests/parity/test_%.py,observing replica_groups replica_queues) \
+  tests/parity/observing tests/parity/watch $(patsubst %,tests/parity/test_%.py,replica_groups replica_queues) \
   $(patsubst %,tests/error/test_%.py,feeds_faults feeds_users training_faults) \
-  $(patsubst %,tests/ops/test_%.py,anchor aten ctc_beam_search ctc_loss custom embedding fps grouped_updates join nearest nll_loss pooling recurrent statistics)
+  $(patsubst %,tests/ops/test_%.py,anchor aten ctc_beam_search ctc_loss channel_statistics custom embedding fps grouped_updates join nearest nll_loss pooling recurrent statistics)
 test-asan: build $(STAMPS)/dev.installed ## run spoilt and good programs where misused memory stops them (a slow build)
 	POPSIM_SANITIZE=address $(PY) setup.py --quiet build --build-temp $(ASAN)/temp --build-lib $(ASAN)/lib
 	@rm -f $(ASAN)/report.*
