@@ -17,7 +17,7 @@ from popsim_torch import logs
 __all__ = ["RecordReader", "WorkerThread", "keep_track"]
 
 _MOMENT = 0.5  # (seconds)
-_PATIENCE = 2.0
+_PATIENCE = 0.5
 """How long a fork waits for a reader that is in the middle of something (seconds)."""
 
 
