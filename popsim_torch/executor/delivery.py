@@ -143,10 +143,6 @@ class Delivery:
             for sink in sinks:
                 sink.close()
 
-    def leave_to_parent(self) -> None:
-        """Forget all, which belongs to the parent of this process."""
-        self.__init__()  # type: ignore[misc]
-
 
 def recorder_of(sink: SafeSink) -> ProgramRecorder | None:
     """Return the recorder that a sink is; None for other sinks."""

@@ -351,6 +351,8 @@ class Observing:
         if self._answered < asked:
             with self._lock:
                 self._look()
+            if self._thread is None:  # a process that was forked, and runs the model itself
+                self._start()
 
     def work(self) -> None:
         """Take what has come; called on the thread."""
@@ -375,12 +377,10 @@ class Observing:
 
     def leave_to_parent(self) -> None:
         """Forget sinks and threads, which belong to the parent of this process."""
-        self._delivery.leave_to_parent()
+        self._delivery = Delivery()
         self._lock = threading.RLock()
         self._judged = threading.Condition()
         self._thread = None
-        if self._has_conditions:
-            self._start()
 
     def __del__(self) -> None:
         # Nobody else passes on what is left.
@@ -439,5 +439,6 @@ class Observing:
         """Start the reader's thread if there is none; it ends with the executor."""
         keep_track(self)
         if self._thread is None or not self._thread.works:
-            seconds = _SECONDS_OF_CONDITIONS if self._has_conditions else _SECONDS
+            may_end = any(one.when is not None for one in self.options._observations)
+            seconds = _SECONDS_OF_CONDITIONS if may_end else _SECONDS
             self._thread = WorkerThread(self, "popsim_torch records", seconds)

@@ -181,3 +181,21 @@ def test_an_alarm_ends_with_its_program():
     training._device.ring(poptorch.Error("too late"))
     training.destroy()
     training(*data()[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_child_looks_at_conditions_itself():
+    model, options = Model(), options_of()
+    options.observe("layers.2.weight", every=1, when=lambda r: r.step >= 2 * D + 1)
+    training = poptorch.trainingModel(model, options, OPTIMIZERS["sgd"](model))
+    training(*data()[0])
+    child = os.fork()
+    if child == 0:
+        idle = not any("records" in one.name for one in threading.enumerate())
+        training(*data()[0])
+        try:
+            training(*data()[0])
+        except poptorch.RecordError as error:
+            os._exit(7 if idle and error.record.step == 2 * D + 1 else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
