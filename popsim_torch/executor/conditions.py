@@ -51,6 +51,11 @@ class Judge:
         self._ring = ring
         self._records: deque[Record] = deque()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether records wait that were not looked at."""
+        return bool(self._records)
+
     def judge(self, records: Iterable[Record]) -> None:
         """Look at some records, in the order of the run.
 

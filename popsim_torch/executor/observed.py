@@ -286,6 +286,11 @@ class Observer:
             for queue, block in zip(self.queues, self.blocks, strict=True)
         )
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether statistics have come that ``take`` has not returned as records."""
+        return any(self._held) or any(queue.statistics()["ready"] for queue in self.queues)
+
     def take(self, executable: _native.Executable) -> tuple[list[Record], int, bool]:
         """Return some of the records that have come and were not taken before.
 

@@ -342,6 +342,10 @@ class Observing:
 
     def _judge_run(self) -> None:
         """Wait until all records of a run were looked at."""
+        unread = any(one.observer.has_unread or one.judge.is_behind for one in self._programs)
+        # In this order: a look that has emptied the queues may not have judged yet.
+        if not unread and not self._looks:
+            return
         with self._judged:
             self._asked += 1
             asked = self._asked
