@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "bindings/feeds.h"
 #include "bindings/host_watch.h"
+#include "bindings/machine.h"
 #include "bindings/ops.h"
 #include "bindings/plain_arguments.h"
 #include "bindings/runtime.h"
@@ -170,4 +171,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   popsim::bindings::bind_host_watch(m);
   popsim::bindings::bind_schedule(m);
   popsim::bindings::bind_ops(m);
+  popsim::bindings::bind_machine(m);
 }

@@ -41,15 +41,17 @@ PYTHON_LAYERS = (
         "poptorch_core",
     ),
     ("custom_ops", "feeds"),
+    ("machine",),
     ("observe",),
     ("trace", "passes"),
     ("searches",),
     ("lowering",),
     ("files",),
     ("records",),
-    ("executor", "report"),
+    ("report",),
+    ("executor",),
     ("model", "loading", "loops", "capsules"),
-    ("pipelining", "testing", "training"),
+    ("pipelining", "testing", "training", "planner"),
     ("__init__",),
     ("pytest_plugin",),
     ("runner",),
@@ -70,9 +72,9 @@ PYTHON_DOORS = {
         "stages",
         "arguments",
         "executor",
+        "machine",
         "model",
         "loops",
-        "report",
         "searches",
     },
 }
@@ -101,6 +103,7 @@ CPP_LAYERS = (
     CPP_FAMILIES,
     ("runtime",),
     ("feeds",),
+    ("machine",),
     ("bindings",),
 )
 CPP_STRANGERS = (
@@ -109,6 +112,7 @@ CPP_STRANGERS = (
     ("dense", "target"),
     ("dense", "graph"),
     ("dense/tile", "dense/vector"),
+    *(("machine", name) for name in ("threads", "dense", "memory", "runtime", "feeds")),
     *(pair for pair in combinations(CPP_FAMILIES, 2) if frozenset(pair) not in CPP_FRIENDS),
 )
 # Foreign headers by prefix, and the folders that may include them; the longest prefix is used.

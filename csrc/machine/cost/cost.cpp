@@ -1,0 +1,58 @@
+#include "machine/cost/cost.h"
+
+#include <algorithm>
+#include <map>
+
+#include "machine/cost/entries.h"
+
+namespace popsim::machine {
+namespace {
+
+using Rules = std::map<std::string_view, CostRule, std::less<>>;
+
+Rules all_rules() {
+  Rules rules;
+  for (const auto entries : {matmul_costs(), convolution_costs()}) {
+    for (const CostEntry& entry : entries) rules[entry.kind] = entry.rule;
+  }
+  return rules;
+}
+
+}  // namespace
+
+OpCost& OpCost::operator+=(const OpCost& next) {
+  compute += next.compute;
+  exchange += next.exchange;
+  sync += next.sync;
+  glue += next.glue;
+  temporary_bytes = std::max(temporary_bytes, next.temporary_bytes);
+  exchanges = exchanges || next.exchanges;
+  grade = worse(grade, next.grade);
+  if (formula.empty()) formula = next.formula;
+  if (plan.empty()) plan = next.plan;
+  return *this;
+}
+
+OpCost& OpCost::operator*=(double times) {
+  compute *= times;
+  exchange *= times;
+  sync *= times;
+  glue *= times;
+  return *this;
+}
+
+CostRule find_cost_rule(std::string_view kind) {
+  static const Rules rules = all_rules();
+  const auto found = rules.find(kind);
+  return found == rules.end() ? nullptr : found->second;
+}
+
+OpCost cost_of(const ops::OpView& op, CostContext& context) {
+  const CostRule rule = find_cost_rule(op.op().kind);
+  if (rule != nullptr) return rule(op, context);
+  OpCost none;
+  none.grade = Grade::kNone;
+  return none;
+}
+
+}  // namespace popsim::machine

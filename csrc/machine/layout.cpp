@@ -1,0 +1,70 @@
+#include "machine/layout.h"
+
+#include <algorithm>
+
+#include "base/numbers.h"
+
+namespace popsim::machine {
+namespace {
+
+constexpr int64_t kLeastBytes = 128;  // of a tensor on a tile, if it has more
+constexpr int64_t kGrainBytes = 8;    // tensors are cut between these
+
+// The FNV-1a hash: the same on every machine.
+int64_t hash_of(const Shape& shape, int64_t seed) {
+  uint64_t hash = 14'695'981'039'346'656'037ULL ^ static_cast<uint64_t>(seed);
+  for (const int64_t size : shape) {
+    hash = (hash ^ static_cast<uint64_t>(size)) * 1'099'511'628'211ULL;
+  }
+  return static_cast<int64_t>(hash >> 1U);
+}
+
+}  // namespace
+
+Layouts::Layouts(const graph::Graph& graph, int64_t tiles)
+    : graph_(graph), tiles_(tiles), layouts_(graph.tensors().size()) {}
+
+bool Layouts::has(graph::TensorId id) const {
+  return layouts_[static_cast<size_t>(graph_.root(id))].has_value();
+}
+
+const Layout& Layouts::of(graph::TensorId id) {
+  const graph::TensorId root = graph_.root(id);
+  std::optional<Layout>& found = layouts_[static_cast<size_t>(root)];
+  if (!found) {
+    const graph::Tensor& tensor = graph_.tensor(root);
+    found = linear(tensor.shape, tensor.dtype);
+  }
+  return *found;
+}
+
+void Layouts::place(graph::TensorId id, const Layout& layout) {
+  std::optional<Layout>& found = layouts_[static_cast<size_t>(graph_.root(id))];
+  if (!found) found = layout;
+}
+
+int64_t Layouts::elements_per_tile(graph::TensorId id) {
+  const int64_t size = size_in_bytes(graph_.tensor(graph_.root(id)).dtype);
+  return ceil_div(of(id).bytes_per_tile, size);
+}
+
+Layout Layouts::linear(const Shape& shape, DType dtype) {
+  const int64_t size = size_in_bytes(dtype);
+  const int64_t numel = std::max<int64_t>(num_elements(shape), 1);
+  const int64_t grain = std::max<int64_t>(kGrainBytes / size, 1);
+  const int64_t used = std::min(
+      tiles_, std::max<int64_t>(ceil_div(numel * size, kLeastBytes), 1));
+  const int64_t per = ceil_div(ceil_div(numel, grain), used) * grain * size;
+  const int64_t hash = hash_of(shape, 0);
+  // Tensors of one size and dtype lie alike, whatever their shapes.
+  return {hash_of({numel, size}, 1), hash % tiles_, used, per};
+}
+
+Layout Layouts::even(int64_t bytes, int64_t used, int64_t key) {
+  const int64_t tiles = std::clamp<int64_t>(used, 1, tiles_);
+  const int64_t per =
+      ceil_div(ceil_div(bytes, tiles), kGrainBytes) * kGrainBytes;
+  return {hash_of({key, tiles}, 2), 0, tiles, per};
+}
+
+}  // namespace popsim::machine
