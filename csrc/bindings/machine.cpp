@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings/machine_estimate.h"
 #include "machine/cost/cost.h"
 #include "machine/device.h"
 
@@ -13,6 +14,7 @@ namespace py = pybind11;
 namespace popsim::bindings {
 namespace {
 
+using machine::Constant;
 using machine::Device;
 using machine::Grade;
 using machine::OpCost;
@@ -52,6 +54,26 @@ void bind_device(py::module_& m) {
       .def_readwrite("shares_bus", &Device::shares_bus);
 }
 
+void bind_constants(py::module_& m) {
+  py::class_<Constant>(m, "MachineConstant")
+      .def_property_readonly(
+          "name", [](const Constant& self) { return std::string(self.name); })
+      .def_readonly("value", &Constant::value)
+      .def_property_readonly(
+          "unit", [](const Constant& self) { return std::string(self.unit); })
+      .def_property_readonly(
+          "grade", [](const Constant& self) { return name_of(self.grade); })
+      .def_property_readonly(
+          "source",
+          [](const Constant& self) { return std::string(self.source); })
+      .def_readonly("least", &Constant::least)
+      .def_readonly("most", &Constant::most);
+  m.def("machine_constants", [] {
+    return std::vector<Constant>(machine::constants::kAll.begin(),
+                                 machine::constants::kAll.end());
+  });
+}
+
 void bind_costs(py::module_& m) {
   py::class_<OpCost>(m, "OpCost")
       .def_readonly("compute", &OpCost::compute)
@@ -79,7 +101,9 @@ void bind_costs(py::module_& m) {
 
 void bind_machine(py::module_& m) {
   bind_device(m);
+  bind_constants(m);
   bind_costs(m);
+  bind_machine_estimate(m);
 }
 
 }  // namespace popsim::bindings

@@ -8,21 +8,12 @@
 #include <string>
 #include <string_view>
 
+#include "machine/constants.h"
 #include "machine/device.h"
 #include "machine/layout.h"
 #include "ops/op_def.h"
 
 namespace popsim::machine {
-
-// Where a formula comes from, from the most to the least certain.
-enum class Grade : int8_t {
-  kPublished,  // A: printed in documents or library sources
-  kFitted,     // B: fitted to published measurements
-  kAssumed,    // C: an engineering assumption
-  kNone,       // there is no formula: the op counts as taking no time
-};
-
-[[nodiscard]] inline Grade worse(Grade a, Grade b) { return a < b ? b : a; }
 
 struct OpCost {
   double compute = 0;   // cycles

@@ -1,0 +1,95 @@
+#include "machine/estimate/program_costs.h"
+
+#include <algorithm>
+
+namespace popsim::machine {
+namespace {
+
+using graph::kNoTensor;
+using graph::TensorId;
+using ops::OpView;
+
+OpCost cost_with_bodies(const OpView& op, CostContext& context);
+
+// The bytes of the values of a body on the fullest tile, as they live.
+int64_t peak_of(const graph::Graph& body, Layouts& layouts) {
+  std::vector<int64_t> last(body.tensors().size(), -1);
+  for (size_t i = 0; i < body.ops().size(); ++i) {
+    for (const TensorId id : body.ops()[i].inputs) {
+      if (id == kNoTensor) continue;
+      last[static_cast<size_t>(body.root(id))] = static_cast<int64_t>(i);
+    }
+  }
+  std::vector<std::vector<TensorId>> freed(body.ops().size());
+  for (size_t id = 0; id < last.size(); ++id) {
+    if (last[id] < 0) continue;
+    freed[static_cast<size_t>(last[id])].push_back(static_cast<TensorId>(id));
+  }
+  int64_t live = 0;
+  int64_t peak = 0;
+  for (size_t i = 0; i < body.ops().size(); ++i) {
+    for (const TensorId id : body.ops()[i].outputs) {
+      if (id != kNoTensor) live += layouts.of(id).bytes_per_tile;
+    }
+    peak = std::max(peak, live);
+    for (const TensorId id : freed[i]) {
+      if (body.tensor(id).kind == graph::TensorKind::kValue) {
+        live -= layouts.of(id).bytes_per_tile;
+      }
+    }
+  }
+  return peak;
+}
+
+OpCost body_cost(const graph::Graph& body, const CostContext& outer) {
+  Layouts layouts(body, outer.tiles);
+  CostContext context{outer.device, outer.tiles, outer.proportion, layouts};
+  OpCost sum;
+  for (const graph::Op& op : body.ops()) {
+    sum += cost_with_bodies(OpView(body, op), context);
+  }
+  sum.temporary_bytes += peak_of(body, layouts);
+  sum.plan.clear();
+  sum.formula = "bodies";
+  return sum;
+}
+
+// A branch counts as its longer body. A loop that a value may end counts as if
+// it did not end early.
+OpCost cost_with_bodies(const OpView& op, CostContext& context) {
+  OpCost cost = cost_of(op, context);
+  if (op.op().bodies.empty()) return cost;
+  OpCost longest;
+  for (const auto& body : op.op().bodies) {
+    OpCost one = body_cost(*body, context);
+    if (one.cycles() >= longest.cycles()) longest = std::move(one);
+  }
+  if (op.has_attribute("count")) {
+    longest *= static_cast<double>(op.attribute<int64_t>("count"));
+  }
+  longest += cost;
+  longest.grade = worse(longest.grade, Grade::kAssumed);
+  return longest;
+}
+
+}  // namespace
+
+std::vector<OpCost> program_costs(const graph::Graph& graph,
+                                  const Settings& settings,
+                                  const Places& places, Layouts& layouts) {
+  std::vector<OpCost> costs;
+  costs.reserve(graph.ops().size());
+  for (size_t i = 0; i < graph.ops().size(); ++i) {
+    const graph::Op& op = graph.ops()[i];
+    if (op.phase == graph::Phase::kSetup) {
+      costs.emplace_back();
+      continue;
+    }
+    CostContext context{settings.device, settings.compute_tiles(),
+                        settings.proportion_of(places.ipu_of_op[i]), layouts};
+    costs.push_back(cost_with_bodies(OpView(graph, op), context));
+  }
+  return costs;
+}
+
+}  // namespace popsim::machine
