@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from popsim_torch.ir import Role, Tensor
+from popsim_torch.ir import Tensor
+from popsim_torch.machine.placing import Placings
 from popsim_torch.options import Options
 
 __all__ = ["PlacedBytes", "placed_bytes"]
-
-# The smallest numbers of elements that are moved if the options name no others; those of PopART.
-_OFF_CHIP, _SHARDED = 2, 8192
 
 
 @dataclass(frozen=True)
@@ -37,24 +35,13 @@ def placed_bytes(tensors: Iterable[Tensor], options: Options, replicas: int) -> 
         options: The options with the places.
         replicas: Number of replicas that may share a tensor between them.
     """
-    given = options.TensorLocations.toDict()
-    place_of: dict[Role, Mapping[str, int]] = {
-        Role.PARAMETER: given.get("location_weight", {}),
-        Role.STATE: given.get("location_optimizer", {}),
-        Role.ACCUMULATOR: given.get("location_accumulator", {}),
-    }
+    placings = Placings(options, replicas)
     on_chip = off_chip = 0
     for tensor in tensors:
-        place = place_of.get(tensor.role, {})
-        shares = place.get("useReplicatedTensorSharding") and tensor.numel >= place.get(
-            "minElementsForReplicatedTensorSharding", _SHARDED
-        )
-        numel = -(-tensor.numel // replicas) if shares else tensor.numel
-        is_away = not place.get("onChip", 1) and tensor.numel >= place.get(
-            "minElementsForOffChip", _OFF_CHIP
-        )
-        if is_away:
-            off_chip += numel * tensor.dtype.itemsize
+        place = placings.of(tensor)
+        size = -(-tensor.numel // place.shards) * tensor.dtype.itemsize
+        if place.off_chip:
+            off_chip += size
         else:
-            on_chip += numel * tensor.dtype.itemsize
+            on_chip += size
     return PlacedBytes(on_chip, off_chip)

@@ -10,7 +10,7 @@ from typing import overload
 import torch
 
 from popsim_torch.executor.compiled_model import CompiledModel
-from popsim_torch.ir import Op, Phase
+from popsim_torch.ir.labels import OpLabels
 from popsim_torch.processes.exchange import ExchangeParts
 from popsim_torch.tables import Described, terminal_width
 
@@ -181,7 +181,8 @@ def profile(
         repeats: Number of calls; each one is a normal call.
         exchange: As for a run.
     """
-    ops, labels = compiled.host_program.graph.ops, _Labels(compiled)
+    ops = compiled.host_program.graph.ops
+    labels = OpLabels(compiled.host_program, (compiled.program,))
     return Profile(
         [
             OpTime(
@@ -198,41 +199,3 @@ def profile(
             for time in compiled.executable.profile(inputs, repeats, compiled.host_code, exchange)
         ]
     )
-
-
-class _Labels:
-    """The names of a compiled model's ops in a profile.
-
-    Args:
-        compiled: The model.
-    """
-
-    def __init__(self, compiled: CompiledModel) -> None:
-        program = compiled.host_program
-        self._graph = program.graph
-        self._forward: dict[int, str] = {}
-        for op in (*compiled.program.graph.ops, *self._graph.ops):
-            if op.phase == Phase.FORWARD and op.origin.call and op.name:
-                self._forward.setdefault(op.origin.call, op.name)
-        kept = {**program.parameters, **program.buffers, **program.states}
-        # A state is named after its parameter: Accum___fc.weight.
-        self._owners = {tensor: name.rpartition("___")[2] for name, tensor in kept.items()}
-
-    def name(self, op: Op) -> str:
-        """Return the name of an op's result, or of the forward op that it differentiates."""
-        if op.phase != Phase.BACKWARD or not op.origin.scope or op.name in self._graph.names:
-            return op.name
-        return f"backward of {self._forward.get(op.origin.call, op.origin.scope)}"
-
-    def layer(self, op: Op) -> str:
-        """Return the module that an op belongs to; empty for none or several."""
-        if op.origin.scope:
-            return op.origin.scope.replace("/", ".")
-        if op.origin.call:
-            return ""
-        bases = (self._graph.tensors[one].base for one in op.inputs + op.outputs if one >= 0)
-        tensors = {*op.inputs, *op.outputs, *bases}
-        layers = {
-            self._owners[tensor].rpartition(".")[0] for tensor in tensors if tensor in self._owners
-        }
-        return layers.pop() if len(layers) == 1 else ""

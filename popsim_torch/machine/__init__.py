@@ -1,0 +1,40 @@
+"""What a program would cost on an IPU: cycles, memory, time. All of it is simulated."""
+
+from popsim_torch.machine.estimate import (
+    Batch,
+    CallParts,
+    Estimate,
+    IpuCost,
+    IpuMemory,
+    Latency,
+    Link,
+    MachineInfo,
+    OpCost,
+    ScheduledSlot,
+    SlotAction,
+    SlotStretch,
+    StashEntry,
+    Traffic,
+    Variable,
+)
+from popsim_torch.machine.program import EstimateRequest, estimate_program
+
+__all__ = [
+    "Batch",
+    "CallParts",
+    "Estimate",
+    "EstimateRequest",
+    "IpuCost",
+    "IpuMemory",
+    "Latency",
+    "Link",
+    "MachineInfo",
+    "OpCost",
+    "ScheduledSlot",
+    "SlotAction",
+    "SlotStretch",
+    "StashEntry",
+    "Traffic",
+    "Variable",
+    "estimate_program",
+]
