@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings/machine_estimate.h"
+#include "bindings/machine_plans.h"
 #include "machine/cost/cost.h"
 #include "machine/device.h"
 
@@ -104,6 +105,7 @@ void bind_machine(py::module_& m) {
   bind_constants(m);
   bind_costs(m);
   bind_machine_estimate(m);
+  bind_machine_plans(m);
 }
 
 }  // namespace popsim::bindings

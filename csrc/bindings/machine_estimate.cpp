@@ -22,9 +22,9 @@ using machine::IpuMemory;
 using machine::MemoryClass;
 using machine::Parts;
 using machine::Placing;
+using machine::ProgramTime;
 using machine::Settings;
 using machine::Slot;
-using machine::ProgramTime;
 using py::literals::operator""_a;
 
 constexpr const char* kClassNames[machine::kNumMemoryClasses] = {

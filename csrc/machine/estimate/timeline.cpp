@@ -393,7 +393,7 @@ double Parts::sum() const {
 }
 
 ProgramTime plan_time(const graph::Graph& graph, const Settings& settings,
-                   const Places& places, const std::vector<OpCost>& costs) {
+                      const Places& places, const std::vector<OpCost>& costs) {
   return Planner(graph, settings, places, costs).plan();
 }
 

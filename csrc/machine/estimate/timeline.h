@@ -88,7 +88,8 @@ struct ProgramTime {
 };
 
 [[nodiscard]] ProgramTime plan_time(const graph::Graph& graph,
-                                 const Settings& settings, const Places& places,
-                                 const std::vector<OpCost>& costs);
+                                    const Settings& settings,
+                                    const Places& places,
+                                    const std::vector<OpCost>& costs);
 
 }  // namespace popsim::machine

@@ -1,0 +1,252 @@
+#include "machine/plans/matmul.h"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "base/check.h"
+#include "base/numbers.h"
+#include "machine/constants.h"
+#include "machine/formulas/partials.h"
+
+namespace popsim::machine {
+namespace {
+
+constexpr int64_t kOutTurns[] = {1, 2, 4, 8, 16};
+constexpr int64_t kInTurns[] = {1, 2, 4, 8};
+constexpr double kExchangeBytes = 4;  // per cycle and tile
+
+// The numbers of parts that change the size of the largest part.
+std::vector<int64_t> useful_parts(int64_t size, int64_t most) {
+  std::vector<int64_t> parts;
+  const int64_t limit = std::min(size, most);
+  for (int64_t count = 1; count <= limit;) {
+    parts.push_back(count);
+    const int64_t largest = ceil_div(size, count);
+    if (largest == 1) break;
+    // The smallest number of parts whose largest part is smaller.
+    count = std::max(count + 1, ceil_div(size, largest - 1));
+  }
+  return parts;
+}
+
+struct Sizes {
+  int64_t field;
+  int64_t in;
+  int64_t out;
+  int64_t groups;
+};
+
+class Search {
+ public:
+  Search(const Device& device, int64_t tiles, double proportion,
+         const MatmulProblem& problem)
+      : device_(device),
+        tiles_(tiles),
+        problem_(problem),
+        limit_(proportion * static_cast<double>(device.tile_bytes)) {}
+
+  MatmulPlan run() {
+    look(false);
+    look(true);
+    const double most = 2 * static_cast<double>(device_.tile_bytes);
+    while (true) {
+      const MatmulPlan* best = nullptr;
+      for (const MatmulPlan& plan : plans_) {
+        if (plan.temporary_bytes > limit_) continue;
+        if (best == nullptr || plan.cycles < best->cycles) best = &plan;
+      }
+      if (best != nullptr) return *best;
+      if (limit_ >= most) break;
+      limit_ *= 2;
+    }
+    return *std::ranges::min_element(plans_, {}, [](const MatmulPlan& plan) {
+      return plan.temporary_bytes;
+    });
+  }
+
+ private:
+  void look(bool swapped) {
+    const ProductTypes& types = problem_.types;
+    const Sizes sizes{swapped ? problem_.m : problem_.n, problem_.k,
+                      swapped ? problem_.n : problem_.m, problem_.groups};
+    const int64_t in_units = ceil_div(sizes.in, types.channels());
+    const int64_t out_units = ceil_div(sizes.out, types.units(device_.version));
+    for (const int64_t in : useful_parts(in_units, tiles_)) {
+      for (const int64_t out : useful_parts(out_units, tiles_ / in)) {
+        for (const int64_t groups :
+             useful_parts(sizes.groups, tiles_ / (in * out))) {
+          int64_t field = std::min(sizes.field, tiles_ / (in * out * groups));
+          field = ceil_div(sizes.field, ceil_div(sizes.field, field));
+          for (const int64_t out_turns : kOutTurns) {
+            for (const int64_t in_turns : kInTurns) {
+              if (!useful_turns(ceil_div(out_units, out), out_turns) ||
+                  !useful_turns(ceil_div(in_units, in), in_turns)) {
+                continue;
+              }
+              MatmulPlan plan{field,     in,       out,    groups,
+                              out_turns, in_turns, swapped};
+              price(sizes, plan);
+              keep(plan);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  static bool useful_turns(int64_t units, int64_t turns) {
+    return turns == 1 || units >= turns;
+  }
+
+  // A plan is dropped if another one is neither slower nor larger.
+  void keep(const MatmulPlan& plan) {
+    for (const MatmulPlan& other : plans_) {
+      if (other.cycles <= plan.cycles &&
+          other.temporary_bytes <= plan.temporary_bytes) {
+        return;
+      }
+    }
+    std::erase_if(plans_, [&](const MatmulPlan& other) {
+      return other.cycles >= plan.cycles &&
+             other.temporary_bytes >= plan.temporary_bytes;
+    });
+    plans_.push_back(plan);
+  }
+
+  void price(const Sizes& sizes, MatmulPlan& plan) const {
+    const ProductTypes& types = problem_.types;
+    const int64_t unit = types.units(device_.version);
+    const int64_t step = types.channels();
+    const int64_t field = ceil_div(sizes.field, plan.field);
+    const int64_t in = std::min(
+        ceil_div(ceil_div(ceil_div(sizes.in, step), plan.in), plan.in_turns) *
+            step,
+        sizes.in);
+    const int64_t out =
+        std::max(ceil_div(ceil_div(ceil_div(sizes.out, unit), plan.out),
+                          plan.out_turns) *
+                     unit,
+                 unit);
+    const int64_t groups = ceil_div(sizes.groups, plan.groups);
+    const auto bytes_in =
+        static_cast<double>(field * in * groups * types.size());
+    const auto bytes_weights =
+        static_cast<double>(in * out * groups * types.size());
+    const int64_t results = field * out * groups;
+    const bool shared = device_.shares_bus && plan.out % 2 == 0;
+    plan.exchange_in = (bytes_in - bytes_in / static_cast<double>(plan.out)) /
+                       (shared ? 2 * kExchangeBytes : kExchangeBytes);
+    plan.exchange_weights =
+        (bytes_weights - bytes_weights / static_cast<double>(plan.field)) /
+        kExchangeBytes;
+    plan.compute =
+        product_cycles(types, device_.version, field, in, out, groups);
+    plan.phases = 1 + (plan.exchange_in + plan.exchange_weights > 0 ? 1 : 0);
+    price_partials(results, plan);
+    price_slices(sizes, results, plan);
+    plan.rearrange = plan.swapped ? rearrange_all() : 0;
+    const auto turns = static_cast<double>(plan.turns());
+    const double sync =
+        static_cast<double>(plan.phases) * constants::kSync.value;
+    plan.sync = turns * sync + (plan.swapped ? 2 * constants::kSync.value : 0);
+    plan.cycles =
+        turns * (plan.exchange_in + plan.exchange_weights + plan.compute +
+                 plan.exchange_partials + plan.reduce + plan.slice + sync) +
+        plan.rearrange;
+    plan.temporary_bytes = bytes_in + bytes_weights +
+                           static_cast<double>(results * types.partial_size() *
+                                               (plan.in > 1 ? 2 : 1));
+  }
+
+  void price_partials(int64_t results, MatmulPlan& plan) const {
+    const ProductTypes& types = problem_.types;
+    const bool wide = !types.half_partials;
+    if (plan.in > 1) {
+      const auto depths = reduction_depths(plan.in);
+      for (const int64_t depth : depths) {
+        const auto k = static_cast<double>(depth);
+        plan.exchange_partials += static_cast<double>(results) *
+                                  static_cast<double>(types.partial_size()) *
+                                  (k - 1) / k / kExchangeBytes;
+        plan.reduce += reduce_partials(ceil_div(results, depth), depth, wide,
+                                       problem_.float_result);
+        results = ceil_div(results, depth);
+      }
+      plan.phases += 2 * std::ssize(depths);
+    } else if (types.half && wide && !problem_.float_result) {
+      const int64_t each = ceil_div(ceil_div(results, constants::kWorkers), 2);
+      plan.reduce = static_cast<double>(constants::kWorkers * (26 + each));
+      plan.phases += 1;
+    }
+  }
+
+  void price_slices(const Sizes& sizes, int64_t results,
+                    MatmulPlan& plan) const {
+    if (plan.turns() == 1) return;
+    constexpr int64_t kW = constants::kWorkers;
+    const ProductTypes& types = problem_.types;
+    const int64_t weights =
+        ceil_div(sizes.in * sizes.out * sizes.groups, tiles_);
+    const int64_t vectors =
+        ceil_div(ceil_div(weights / plan.turns(), kW), 8 / types.size());
+    plan.slice = static_cast<double>(kW * (63 + 2 * vectors));
+    if (plan.in_turns == 1) return;
+    const int64_t sums =
+        ceil_div(ceil_div(results, kW), 8 / types.partial_size());
+    plan.slice += static_cast<double>(11 + kW * (58 + 3 * sums));
+  }
+
+  [[nodiscard]] double rearrange_all() const {
+    const MatmulProblem& p = problem_;
+    const auto bytes = static_cast<double>((p.m * p.k + p.k * p.n + p.m * p.n) *
+                                           p.groups * p.types.size()) /
+                       static_cast<double>(tiles_);
+    const auto word = static_cast<double>(std::min<int64_t>(8, p.types.size()));
+    return bytes * 5 / (4 * word) + bytes / kExchangeBytes +
+           2 * constants::kSync.value;
+  }
+
+  const Device& device_;
+  int64_t tiles_;
+  const MatmulProblem& problem_;
+  double limit_;
+  std::vector<MatmulPlan> plans_;  // none is slower and larger than another
+};
+
+using Key = std::tuple<int32_t, int64_t, int64_t, bool, double, MatmulProblem>;
+
+}  // namespace
+
+MatmulPlan plan_matmul(const Device& device, int64_t tiles, double proportion,
+                       const MatmulProblem& problem) {
+  if (problem.m * problem.n * problem.groups == 0 || problem.k == 0) return {};
+  static std::mutex mutex;
+  static std::map<Key, MatmulPlan> known;
+  const Key key{device.version,    tiles,      device.tile_bytes,
+                device.shares_bus, proportion, problem};
+  {
+    const std::lock_guard lock(mutex);
+    if (const auto found = known.find(key); found != known.end()) {
+      return found->second;
+    }
+  }
+  const MatmulPlan plan = Search(device, tiles, proportion, problem).run();
+  const std::lock_guard lock(mutex);
+  return known.emplace(key, plan).first->second;
+}
+
+std::string to_string(const MatmulPlan& plan) {
+  std::string text = join(plan.field, " x ", plan.in, " x ", plan.out);
+  if (plan.groups > 1) text += join(" x ", plan.groups);
+  text += " tiles";
+  if (plan.turns() > 1) {
+    text += join(", ", plan.out_turns, " x ", plan.in_turns, " turns");
+  }
+  return text;
+}
+
+}  // namespace popsim::machine

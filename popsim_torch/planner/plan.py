@@ -1,0 +1,233 @@
+"""``PipelinePlan``: the proposal of ``popsim_torch.plan``, with the alternatives it weighed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from popsim_torch.enums import PipelineSchedule
+from popsim_torch.machine import Estimate
+from popsim_torch.options import Options
+from popsim_torch.planner.search import Alternative
+from popsim_torch.stages import ShardedExecution, set_pipeline_stage_assignment
+from popsim_torch.stages.strategies import PipelinedExecution
+from popsim_torch.tables import Described, terminal_width
+
+__all__ = ["PipelinePlan", "PlannedStage"]
+
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage of a plan.
+
+    Attributes:
+        stage: Its number.
+        layers: The names of its modules, in the order in which they run.
+        forward: The simulated cycles of its forward pass for one micro-batch.
+        backward: The simulated cycles of its backward pass, with recomputation.
+        use: The share of time in which its IPU works.
+        peak_bytes: The memory of the fullest tile.
+        verdict: ``fits``, ``close`` or ``does not fit``.
+    """
+
+    stage: int
+    layers: tuple[str, ...]
+    forward: float
+    backward: float
+    use: float
+    peak_bytes: int
+    verdict: str
+
+
+@dataclass(frozen=True)
+class PipelinePlan(Described):
+    """How to run a model on several IPUs; all times and sizes are simulated.
+
+    ``print`` shows the stages, what binds, and the alternatives.
+
+    Attributes:
+        stages: The stages.
+        schedule: The schedule.
+        recomputes: Whether the backward pass recomputes activations.
+        accumulation: Micro-batches per weight update; for inference device iterations.
+        estimate: What it costs.
+        alternatives: Everything that was weighed, the best first.
+        even: The same settings with equally many layers on each stage.
+        binding: What keeps it from being faster.
+        training: Whether the model trains.
+    """
+
+    stages: tuple[PlannedStage, ...]
+    schedule: PipelineSchedule
+    recomputes: bool
+    accumulation: int
+    estimate: Estimate
+    alternatives: tuple[Alternative, ...] = field(repr=False)
+    even: Alternative = field(repr=False)
+    binding: str
+    training: bool
+
+    @classmethod
+    def of(
+        cls, found: Sequence[Alternative], even: Alternative, names: Sequence[str]
+    ) -> PipelinePlan:
+        """Return the plan of the best alternative.
+
+        Args:
+            found: What was weighed, the best first.
+            even: The even split with the same settings.
+            names: The names of the layers.
+        """
+        best = found[0]
+        return cls(
+            stages=tuple(_stages(best, names)),
+            schedule=best.candidate.schedule,
+            recomputes=best.candidate.recomputes,
+            accumulation=best.candidate.accumulation,
+            estimate=best.estimate,
+            alternatives=tuple(found),
+            even=even,
+            binding=_binding(best),
+            training=best.estimate.training,
+        )
+
+    @property
+    def verdict(self) -> str:
+        """Whether the memory suffices: ``fits``, ``close`` or ``does not fit``."""
+        return self.estimate.verdict
+
+    @property
+    def seconds(self) -> float:
+        """The simulated time of a micro-batch (s)."""
+        return self.alternatives[0].seconds
+
+    @property
+    def assignment(self) -> dict[str, int]:
+        """The stage of each layer, for ``set_pipeline_stage_assignment``."""
+        return {name: stage.stage for stage in self.stages for name in stage.layers}
+
+    def apply(self, model: nn.Module, options: Options) -> None:
+        """Assign the stages to a model, and set the options that the plan proposes.
+
+        Args:
+            model: The model that was planned for, not yet wrapped.
+            options: Receives the strategy, the schedule, the recomputation and the accumulation.
+
+        Raises:
+            UsageValueError: The model does not have these layers.
+        """
+        count = len(self.stages)
+        if count > 1:
+            set_pipeline_stage_assignment(model, self.assignment)
+        if self.training:
+            options.Training.gradientAccumulation(self.accumulation)
+            options._Popart.set("autoRecomputation", 3 if self.recomputes else 0)
+        else:
+            options.deviceIterations(max(self.accumulation, options.device_iterations))
+        if count == 1:
+            return
+        if self.schedule == PipelineSchedule.Sequential:
+            options.setExecutionStrategy(ShardedExecution())
+        else:
+            options.setExecutionStrategy(PipelinedExecution())
+            options.pipelineSchedule(self.schedule)
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self._figures().items())
+        return f"PipelinePlan(simulated; {facts})"
+
+    def _figures(self) -> dict[str, object]:
+        speed = self.even.seconds / self.seconds if self.seconds else 1.0
+        return {
+            "IPUs": len(self.stages),
+            "schedule": self.schedule.name,
+            "recomputation": "yes" if self.recomputes else "no",
+            "accumulation" if self.training else "device iterations": self.accumulation,
+            "time of a micro-batch": f"{1e6 * self.seconds:.2g} us",
+            "verdict": self.verdict,
+            "even split": f"{speed:.2f} times as long, {self.even.estimate.verdict}",
+            "binding": self.binding,
+        }
+
+    def __str__(self) -> str:
+        width = terminal_width()
+        return "\n".join(line[:width] for line in self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield "Simulated: how this model would run on IPUs."
+        for name, value in self._figures().items():
+            yield f"{name:<24}{value}"
+        yield ""
+        yield f"{'stage':>5} {'use':>6} {'forward':>9} {'backward':>9} {'KiB':>5}  verdict  layers"
+        for one in self.stages:
+            layers = one.layers[0] if one.layers else ""
+            if len(one.layers) > 1:
+                layers += f" .. {one.layers[-1]} ({len(one.layers)})"
+            yield (
+                f"{one.stage:>5} {one.use:>6.0%} {one.forward:>9.2g} {one.backward:>9.2g} "
+                f"{one.peak_bytes // 1024:>5}  {one.verdict}  {layers}"
+            )
+        yield ""
+        yield (
+            f"{'us':>9} {'IPUs':>4} {'schedule':<12} {'recompute':<9} {'accum.':>6} "
+            f"{'KiB':>6} {'verdict':<13} begins"
+        )
+        for alternative in self.alternatives[:_SHOWN]:
+            yield self._row(alternative)
+        if len(self.alternatives) > _SHOWN:
+            yield f"{'':>9} ... {len(self.alternatives)} alternatives in all"
+
+    def _row(self, one: Alternative) -> str:
+        candidate = one.candidate
+        begins = ",".join(map(str, candidate.begins))
+        return (
+            f"{1e6 * one.seconds:>9.3g} {candidate.num_stages:>4} {candidate.schedule.name:<12} "
+            f"{'yes' if candidate.recomputes else 'no':<9} {candidate.accumulation:>6} "
+            f"{one.estimate.peak_bytes // 1024:>6} {one.estimate.verdict:<13} {begins} {one.label}"
+        )
+
+
+def _stages(best: Alternative, names: Sequence[str]) -> Iterator[PlannedStage]:
+    begins = (*best.candidate.begins, len(names))
+    sums: dict[tuple[int, str], float] = {}
+    for op in best.estimate.ops:
+        key = op.stage, op.phase
+        sums[key] = sums.get(key, 0.0) + op.cycles
+    for ipu in best.estimate.ipus:
+        stage = ipu.ipu
+        yield PlannedStage(
+            stage=stage,
+            layers=tuple(names[begins[stage] : begins[stage + 1]]),
+            forward=sums.get((stage, "forward"), 0.0),
+            backward=sums.get((stage, "backward"), 0.0),
+            use=ipu.use,
+            peak_bytes=ipu.memory.peak,
+            verdict=ipu.memory.verdict,
+        )
+
+
+def _binding(best: Alternative) -> str:
+    """Return what keeps a plan from being faster, in words."""
+    estimate = best.estimate
+    full = max(estimate.ipus, key=lambda ipu: ipu.memory.peak)
+    share = full.memory.peak / full.memory.capacity
+    if estimate.verdict == "does not fit":
+        return f"memory: IPU {full.ipu} needs {share:.0%} of its tiles, and nothing smaller exists"
+    busy = estimate.busiest
+    parts: dict[str, Any] = {
+        "the host's data": busy.parts.host,
+        "copies between IPUs": busy.parts.links,
+        "the weight update": busy.parts.update + busy.parts.all_reduce,
+        "waiting while the pipeline fills and drains": busy.parts.waiting,
+        f"the computation of IPU {busy.ipu}": busy.parts.compute
+        + busy.parts.exchange
+        + busy.parts.sync
+        + busy.parts.glue,
+    }
+    name = max(parts, key=lambda one: parts[one])
+    return f"{name} ({parts[name] / (sum(parts.values()) or 1):.0%}); memory {share:.0%}"
