@@ -1,6 +1,5 @@
 #include "machine/cost/cost.h"
 
-#include <algorithm>
 #include <map>
 
 #include "machine/cost/entries.h"
@@ -19,27 +18,6 @@ Rules all_rules() {
 }
 
 }  // namespace
-
-OpCost& OpCost::operator+=(const OpCost& next) {
-  compute += next.compute;
-  exchange += next.exchange;
-  sync += next.sync;
-  glue += next.glue;
-  temporary_bytes = std::max(temporary_bytes, next.temporary_bytes);
-  exchanges = exchanges || next.exchanges;
-  grade = worse(grade, next.grade);
-  if (formula.empty()) formula = next.formula;
-  if (plan.empty()) plan = next.plan;
-  return *this;
-}
-
-OpCost& OpCost::operator*=(double times) {
-  compute *= times;
-  exchange *= times;
-  sync *= times;
-  glue *= times;
-  return *this;
-}
 
 CostRule find_cost_rule(std::string_view kind) {
   static const Rules rules = all_rules();
