@@ -38,6 +38,7 @@ namespace constants {
 }
 
 inline constexpr int64_t kWorkers = 6;        // of a tile
+inline constexpr double kExchangeBytes = 4;   // of a tile, per cycle
 inline constexpr int64_t kIpusOfMachine = 4;  // that share the way to the host
 
 // --- Every op ---------------------------------------------------------------

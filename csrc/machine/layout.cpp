@@ -21,6 +21,10 @@ int64_t hash_of(const Shape& shape, int64_t seed) {
 
 }  // namespace
 
+int64_t device_size(DType dtype) {
+  return std::min<int64_t>(size_in_bytes(dtype), 4);
+}
+
 Layouts::Layouts(const graph::Graph& graph, int64_t tiles)
     : graph_(graph), tiles_(tiles), layouts_(graph.tensors().size()) {}
 
@@ -44,12 +48,17 @@ void Layouts::place(graph::TensorId id, const Layout& layout) {
 }
 
 int64_t Layouts::elements_per_tile(graph::TensorId id) {
-  const int64_t size = size_in_bytes(graph_.tensor(graph_.root(id)).dtype);
-  return ceil_div(of(id).bytes_per_tile, size);
+  const graph::Tensor& tensor = graph_.tensor(id);
+  const graph::Tensor& owner = graph_.tensor(graph_.root(id));
+  const Layout& layout = of(id);
+  if (tensor.numel() == owner.numel()) {
+    return ceil_div(layout.bytes_per_tile, device_size(tensor.dtype));
+  }
+  return ceil_div(tensor.numel(), layout.tiles);
 }
 
 Layout Layouts::linear(const Shape& shape, DType dtype) {
-  const int64_t size = size_in_bytes(dtype);
+  const int64_t size = device_size(dtype);
   const int64_t numel = std::max<int64_t>(num_elements(shape), 1);
   const int64_t grain = std::max<int64_t>(kGrainBytes / size, 1);
   const int64_t used = std::min(

@@ -19,6 +19,9 @@ struct Layout {
   int64_t bytes_per_tile = 0;  // on the fullest tile
 };
 
+// The bytes of an element on the device, which has no numbers of 64 bits.
+[[nodiscard]] int64_t device_size(DType dtype);
+
 // The layouts of the tensors of a graph, by the tensor that owns the memory.
 class Layouts {
  public:
@@ -30,7 +33,7 @@ class Layouts {
   [[nodiscard]] const Layout& of(graph::TensorId id);
   // Sets the layout of the owner of a tensor's memory; the first call counts.
   void place(graph::TensorId id, const Layout& layout);
-  // The number of elements of the owner's memory on its fullest tile.
+  // The number of elements of a tensor on its fullest tile.
   [[nodiscard]] int64_t elements_per_tile(graph::TensorId id);
 
   // `numel` elements over consecutive tiles, at least 128 bytes on each; the

@@ -428,11 +428,12 @@ class Estimate(Described):
 
     @cached_property
     def grades(self) -> dict[str, float]:
-        """The share of the ops' cycles by the grade of their formula."""
+        """The share of the ops' cycles by the grade of their formula; sync and glue are B."""
         sums = dict.fromkeys("ABC", 0.0)
         for op in self.ops:
             if op.grade:
-                sums[op.grade] += op.cycles * op.executions
+                sums[op.grade] += (op.compute + op.exchange) * op.executions
+                sums["B"] += (op.sync + op.glue) * op.executions
         total = sum(sums.values()) or 1.0
         return {grade: cycles / total for grade, cycles in sums.items()}
 

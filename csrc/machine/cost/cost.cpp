@@ -11,7 +11,10 @@ using Rules = std::map<std::string_view, CostRule, std::less<>>;
 
 Rules all_rules() {
   Rules rules;
-  for (const auto entries : {matmul_costs(), convolution_costs()}) {
+  for (const auto entries :
+       {elementwise_costs(), reduction_costs(), layout_costs(), update_costs(),
+        pool_costs(), other_costs(), matmul_costs(), convolution_costs(),
+        recurrent_costs()}) {
     for (const CostEntry& entry : entries) rules[entry.kind] = entry.rule;
   }
   return rules;

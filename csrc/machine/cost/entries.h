@@ -13,7 +13,14 @@ struct CostEntry {
   CostRule rule;
 };
 
+[[nodiscard]] std::span<const CostEntry> elementwise_costs();
+[[nodiscard]] std::span<const CostEntry> reduction_costs();
+[[nodiscard]] std::span<const CostEntry> layout_costs();
+[[nodiscard]] std::span<const CostEntry> update_costs();
+[[nodiscard]] std::span<const CostEntry> pool_costs();
+[[nodiscard]] std::span<const CostEntry> other_costs();
 [[nodiscard]] std::span<const CostEntry> matmul_costs();
 [[nodiscard]] std::span<const CostEntry> convolution_costs();
+[[nodiscard]] std::span<const CostEntry> recurrent_costs();
 
 }  // namespace popsim::machine

@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "machine/layout.h"
+
 namespace popsim::machine {
 namespace {
 
@@ -115,7 +117,7 @@ class PlaceFinder {
 }  // namespace
 
 int64_t device_bytes(const graph::Tensor& tensor) {
-  return tensor.numel() * std::min<int64_t>(size_in_bytes(tensor.dtype), 4);
+  return tensor.numel() * device_size(tensor.dtype);
 }
 
 Places find_places(const graph::Graph& graph, const Settings& settings) {

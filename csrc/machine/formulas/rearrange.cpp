@@ -5,11 +5,9 @@
 namespace popsim::machine {
 namespace {
 
-constexpr double kExchangeBytes = 4;  // per cycle and tile
-
 OpCost moved(double bytes_per_tile) {
   OpCost cost;
-  cost.exchange = bytes_per_tile / kExchangeBytes;
+  cost.exchange = bytes_per_tile / constants::kExchangeBytes;
   cost.sync = 2 * constants::kSync.value;
   cost.temporary_bytes = static_cast<int64_t>(bytes_per_tile);
   cost.exchanges = true;

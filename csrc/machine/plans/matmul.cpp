@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -11,27 +10,13 @@
 #include "base/numbers.h"
 #include "machine/constants.h"
 #include "machine/formulas/partials.h"
+#include "machine/plans/parts.h"
 
 namespace popsim::machine {
 namespace {
 
 constexpr int64_t kOutTurns[] = {1, 2, 4, 8, 16};
 constexpr int64_t kInTurns[] = {1, 2, 4, 8};
-constexpr double kExchangeBytes = 4;  // per cycle and tile
-
-// The numbers of parts that change the size of the largest part.
-std::vector<int64_t> useful_parts(int64_t size, int64_t most) {
-  std::vector<int64_t> parts;
-  const int64_t limit = std::min(size, most);
-  for (int64_t count = 1; count <= limit;) {
-    parts.push_back(count);
-    const int64_t largest = ceil_div(size, count);
-    if (largest == 1) break;
-    // The smallest number of parts whose largest part is smaller.
-    count = std::max(count + 1, ceil_div(size, largest - 1));
-  }
-  return parts;
-}
 
 struct Sizes {
   int64_t field;
@@ -40,32 +25,20 @@ struct Sizes {
   int64_t groups;
 };
 
-class Search {
+class MatmulSearch {
  public:
-  Search(const Device& device, int64_t tiles, double proportion,
-         const MatmulProblem& problem)
+  MatmulSearch(const Device& device, int64_t tiles, double proportion,
+               const MatmulProblem& problem)
       : device_(device),
         tiles_(tiles),
         problem_(problem),
-        limit_(proportion * static_cast<double>(device.tile_bytes)) {}
+        proportion_(proportion) {}
 
   MatmulPlan run() {
     look(false);
     look(true);
-    const double most = 2 * static_cast<double>(device_.tile_bytes);
-    while (true) {
-      const MatmulPlan* best = nullptr;
-      for (const MatmulPlan& plan : plans_) {
-        if (plan.temporary_bytes > limit_) continue;
-        if (best == nullptr || plan.cycles < best->cycles) best = &plan;
-      }
-      if (best != nullptr) return *best;
-      if (limit_ >= most) break;
-      limit_ *= 2;
-    }
-    return *std::ranges::min_element(plans_, {}, [](const MatmulPlan& plan) {
-      return plan.temporary_bytes;
-    });
+    const auto bytes = static_cast<double>(device_.tile_bytes);
+    return plans_.best(proportion_ * bytes, 2 * bytes);
   }
 
  private:
@@ -80,7 +53,7 @@ class Search {
         for (const int64_t groups :
              useful_parts(sizes.groups, tiles_ / (in * out))) {
           int64_t field = std::min(sizes.field, tiles_ / (in * out * groups));
-          field = ceil_div(sizes.field, ceil_div(sizes.field, field));
+          field = fewest_parts(sizes.field, field);
           for (const int64_t out_turns : kOutTurns) {
             for (const int64_t in_turns : kInTurns) {
               if (!useful_turns(ceil_div(out_units, out), out_turns) ||
@@ -90,7 +63,7 @@ class Search {
               MatmulPlan plan{field,     in,       out,    groups,
                               out_turns, in_turns, swapped};
               price(sizes, plan);
-              keep(plan);
+              plans_.keep(plan);
             }
           }
         }
@@ -100,21 +73,6 @@ class Search {
 
   static bool useful_turns(int64_t units, int64_t turns) {
     return turns == 1 || units >= turns;
-  }
-
-  // A plan is dropped if another one is neither slower nor larger.
-  void keep(const MatmulPlan& plan) {
-    for (const MatmulPlan& other : plans_) {
-      if (other.cycles <= plan.cycles &&
-          other.temporary_bytes <= plan.temporary_bytes) {
-        return;
-      }
-    }
-    std::erase_if(plans_, [&](const MatmulPlan& other) {
-      return other.cycles >= plan.cycles &&
-             other.temporary_bytes >= plan.temporary_bytes;
-    });
-    plans_.push_back(plan);
   }
 
   void price(const Sizes& sizes, MatmulPlan& plan) const {
@@ -138,11 +96,12 @@ class Search {
         static_cast<double>(in * out * groups * types.size());
     const int64_t results = field * out * groups;
     const bool shared = device_.shares_bus && plan.out % 2 == 0;
-    plan.exchange_in = (bytes_in - bytes_in / static_cast<double>(plan.out)) /
-                       (shared ? 2 * kExchangeBytes : kExchangeBytes);
+    plan.exchange_in =
+        (bytes_in - bytes_in / static_cast<double>(plan.out)) /
+        (shared ? 2 * constants::kExchangeBytes : constants::kExchangeBytes);
     plan.exchange_weights =
         (bytes_weights - bytes_weights / static_cast<double>(plan.field)) /
-        kExchangeBytes;
+        constants::kExchangeBytes;
     plan.compute =
         product_cycles(types, device_.version, field, in, out, groups);
     plan.phases = 1 + (plan.exchange_in + plan.exchange_weights > 0 ? 1 : 0);
@@ -171,7 +130,7 @@ class Search {
         const auto k = static_cast<double>(depth);
         plan.exchange_partials += static_cast<double>(results) *
                                   static_cast<double>(types.partial_size()) *
-                                  (k - 1) / k / kExchangeBytes;
+                                  (k - 1) / k / constants::kExchangeBytes;
         plan.reduce += reduce_partials(ceil_div(results, depth), depth, wide,
                                        problem_.float_result);
         results = ceil_div(results, depth);
@@ -206,18 +165,19 @@ class Search {
                                            p.groups * p.types.size()) /
                        static_cast<double>(tiles_);
     const auto word = static_cast<double>(std::min<int64_t>(8, p.types.size()));
-    return bytes * 5 / (4 * word) + bytes / kExchangeBytes +
+    return bytes * 5 / (4 * word) + bytes / constants::kExchangeBytes +
            2 * constants::kSync.value;
   }
 
   const Device& device_;
   int64_t tiles_;
   const MatmulProblem& problem_;
-  double limit_;
-  std::vector<MatmulPlan> plans_;  // none is slower and larger than another
+  double proportion_;
+  Frontier<MatmulPlan> plans_;
 };
 
-using Key = std::tuple<int32_t, int64_t, int64_t, bool, double, MatmulProblem>;
+using MatmulKey =
+    std::tuple<int32_t, int64_t, int64_t, bool, double, MatmulProblem>;
 
 }  // namespace
 
@@ -225,16 +185,17 @@ MatmulPlan plan_matmul(const Device& device, int64_t tiles, double proportion,
                        const MatmulProblem& problem) {
   if (problem.m * problem.n * problem.groups == 0 || problem.k == 0) return {};
   static std::mutex mutex;
-  static std::map<Key, MatmulPlan> known;
-  const Key key{device.version,    tiles,      device.tile_bytes,
-                device.shares_bus, proportion, problem};
+  static std::map<MatmulKey, MatmulPlan> known;
+  const MatmulKey key{device.version,    tiles,      device.tile_bytes,
+                      device.shares_bus, proportion, problem};
   {
     const std::lock_guard lock(mutex);
     if (const auto found = known.find(key); found != known.end()) {
       return found->second;
     }
   }
-  const MatmulPlan plan = Search(device, tiles, proportion, problem).run();
+  const MatmulPlan plan =
+      MatmulSearch(device, tiles, proportion, problem).run();
   const std::lock_guard lock(mutex);
   return known.emplace(key, plan).first->second;
 }

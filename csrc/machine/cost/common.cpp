@@ -1,0 +1,62 @@
+#include "machine/cost/common.h"
+
+#include "machine/formulas/rearrange.h"
+
+namespace popsim::machine {
+
+using graph::kNoTensor;
+using graph::TensorId;
+
+TensorId largest_tensor(const ops::OpView& op) {
+  TensorId largest = kNoTensor;
+  for (const auto* ids : {&op.op().outputs, &op.op().inputs}) {
+    for (const TensorId id : *ids) {
+      if (id == kNoTensor) continue;
+      if (largest == kNoTensor ||
+          op.graph().tensor(id).numel() > op.graph().tensor(largest).numel()) {
+        largest = id;
+      }
+    }
+  }
+  return largest;
+}
+
+OpCost tensor_pass(CostContext& context, const ops::OpView& op, TensorId id,
+                   double cycles) {
+  const bool half = is_half(op.graph().tensor(id).dtype);
+  return elementwise(context.layouts.elements_per_tile(id), pass(cycles, half));
+}
+
+OpCost reduction_of(CostContext& context, const ops::OpView& op, TensorId id,
+                    int64_t results) {
+  const graph::Tensor& tensor = op.graph().tensor(id);
+  return tensor_reduction({context.layouts.elements_per_tile(id),
+                           context.layouts.of(id).tiles, results,
+                           device_size(tensor.dtype)});
+}
+
+OpCost bring(CostContext& context, const ops::OpView& op, TensorId id,
+             const Layout& layout) {
+  const Layout& own = context.layouts.of(id);
+  if (own.id == layout.id) return {};
+  const graph::Tensor& tensor = op.graph().tensor(id);
+  const int64_t bytes = tensor.numel() * device_size(tensor.dtype);
+  return move(static_cast<double>(ceil_div(bytes, layout.tiles)));
+}
+
+void follow(CostContext& context, const ops::OpView& op, TensorId id) {
+  const graph::Tensor& source = op.graph().tensor(id);
+  const Layout layout = context.layouts.of(id);
+  for (const TensorId output : op.op().outputs) {
+    if (output == kNoTensor) continue;
+    const graph::Tensor& tensor = op.graph().tensor(output);
+    if (tensor.numel() != source.numel()) continue;
+    Layout own = layout;
+    own.bytes_per_tile =
+        ceil_div(own.bytes_per_tile * device_size(tensor.dtype),
+                 device_size(source.dtype));
+    context.layouts.place(output, own);
+  }
+}
+
+}  // namespace popsim::machine
