@@ -118,6 +118,8 @@ OpCost map_cost(const OpView& op, CostContext& context) {
     const int64_t needed = std::min(elements, operand.numel());
     moves += move(static_cast<double>(needed * device_size(operand.dtype)));
   }
+  // All operands move in one exchange.
+  moves.sync = std::min(moves.sync, constants::kSync.value);
   OpCost cost = elementwise(elements, loop);
   cost += moves;
   return glued(named(cost, "elementwise"));

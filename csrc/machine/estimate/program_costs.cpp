@@ -72,11 +72,46 @@ OpCost cost_with_bodies(const OpView& op, CostContext& context) {
   return longest;
 }
 
+// Ops of inference that depend only on weights: the compiler computes them once
+// for all runs, as PopART does with constant weights.
+std::vector<bool> folded_ops(const graph::Graph& graph,
+                             const Settings& settings) {
+  std::vector<bool> folded(graph.ops().size());
+  if (settings.training) return folded;
+  std::vector<bool> varies(graph.tensors().size());
+  for (size_t id = 0; id < varies.size(); ++id) {
+    varies[id] = graph.tensors()[id].kind == graph::TensorKind::kInput;
+  }
+  const auto root = [&](TensorId id) {
+    return static_cast<size_t>(graph.root(id));
+  };
+  for (const graph::Op& op : graph.ops()) {
+    for (const TensorId id : op.outputs) {
+      if (id == kNoTensor) continue;
+      const auto kind = graph.tensors()[root(id)].kind;
+      if (kind == graph::TensorKind::kVariable) varies[root(id)] = true;
+    }
+  }
+  for (size_t i = 0; i < folded.size(); ++i) {
+    const graph::Op& op = graph.ops()[i];
+    folded[i] = !op.inputs.empty() && op.bodies.empty() &&
+                !op.outputs.empty() && op.kind != "host_call";
+    for (const TensorId id : op.inputs) {
+      if (id != kNoTensor && varies[root(id)]) folded[i] = false;
+    }
+    for (const TensorId id : op.outputs) {
+      if (id != kNoTensor && !folded[i]) varies[root(id)] = true;
+    }
+  }
+  return folded;
+}
+
 }  // namespace
 
 std::vector<OpCost> program_costs(const graph::Graph& graph,
                                   const Settings& settings,
                                   const Places& places, Layouts& layouts) {
+  const std::vector<bool> folded = folded_ops(graph, settings);
   std::vector<OpCost> costs;
   costs.reserve(graph.ops().size());
   for (size_t i = 0; i < graph.ops().size(); ++i) {
@@ -88,6 +123,9 @@ std::vector<OpCost> program_costs(const graph::Graph& graph,
     CostContext context{settings.device, settings.compute_tiles(),
                         settings.proportion_of(places.ipu_of_op[i]), layouts};
     costs.push_back(cost_with_bodies(OpView(graph, op), context));
+    if (!folded[i]) continue;
+    costs.back() = {};
+    costs.back().formula = "folded";
   }
   return costs;
 }
