@@ -45,6 +45,7 @@ from popsim_torch.errors import (
     UnrecoverableError,
     createPoptorchError,
 )
+from popsim_torch.estimates import estimate
 from popsim_torch.executor.observing import ObservedTensors
 from popsim_torch.executor.summary import ModelSummary, ModuleSummary
 from popsim_torch.feeds import (
@@ -59,6 +60,7 @@ from popsim_torch.host_call import CPU
 from popsim_torch.loading import load
 from popsim_torch.logs import setLogLevel
 from popsim_torch.loops import Function, function, repeat, while_loop
+from popsim_torch.machine import Estimate
 from popsim_torch.model import PoplarExecutor, inferenceModel, summary, trainingModel
 from popsim_torch.observe import (
     Glob,
@@ -199,6 +201,7 @@ __all__ = [
     "EarlyStopping",
     "EpochRecord",
     "Error",
+    "Estimate",
     "Fingerprint",
     "FirstDifference",
     "Function",
@@ -288,6 +291,7 @@ __all__ = [
     "eager_record",
     "enums",
     "epoch_title",
+    "estimate",
     "evaluate",
     "extended_table",
     "find_alarms",

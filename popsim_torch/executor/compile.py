@@ -26,6 +26,7 @@ from popsim_torch.executor.build import build_executable, executable_text
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compile_request import CompileRequest
 from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.costs import check_memory
 from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.gradient_captures import capture_gradients
 from popsim_torch.executor.host_code import HostCode
@@ -64,7 +65,14 @@ from popsim_torch.trace.graph.enqueues import Enqueue
 from popsim_torch.trace.named_graph import name_nodes
 from popsim_torch.trace.text import trace_text
 
-__all__ = ["STEPS", "Compilation", "compile_model", "fit_to_host"]
+__all__ = [
+    "STEPS",
+    "Compilation",
+    "compile_model",
+    "compile_program",
+    "fit_to_host",
+    "run_settings",
+]
 
 # torch.fx traces with state that belongs to the process: only one thread compiles at a time.
 _one_at_a_time = threading.RLock()
@@ -124,7 +132,7 @@ class Compilation:
 def check_request(c: Compilation) -> None:
     """Refuse a request that cannot be compiled, independent of the code of forward."""
     check_back_end(c.request.options)
-    check_traceable(c.request.module)
+    check_traceable(c.request.module, needs_values=c.request.needs_values)
     c.numerics = Numerics.of(c.request.options)
 
 
@@ -212,6 +220,12 @@ def state_program(c: Compilation) -> None:
         c.log.note("read the executable cache", _size_of(c.found.program))
 
 
+def weigh_memory(c: Compilation) -> None:
+    """Check whether the program fits the simulated machine, if the options ask for it."""
+    if c.request.options.exists("machine_version"):
+        check_memory(c.found.program, run_settings(c), c.request.options, trains=c.plan is not None)
+
+
 def fit_program(c: Compilation) -> None:
     """Fit the program to this host, and build the executable."""
     check_buffers(c.request.module, c.found.program, c.request.options)
@@ -241,6 +255,7 @@ STEPS: tuple[Callable[[Compilation], None], ...] = (
     plan_updates,
     read_options,
     state_program,
+    weigh_memory,
     fit_program,
 )
 """The steps from a request to an executable; each step adds attributes for later steps."""
@@ -256,7 +271,26 @@ def compile_model(request: CompileRequest) -> CompiledModel:
         Error: It cannot be compiled. Nothing has changed; the call may be repeated.
     """
     start = time.perf_counter()
-    progress = _progress(_draws_bar(request.options))
+    compilation = _run(request, STEPS)
+    duration = datetime.timedelta(seconds=time.perf_counter() - start)
+    return dataclasses.replace(compilation.compiled, duration=duration)
+
+
+def compile_program(request: CompileRequest) -> Compilation:
+    """Compile a model up to the program that is the same on every machine; nothing can run.
+
+    Args:
+        request: The model to compile.
+
+    Raises:
+        Error: It cannot be compiled.
+    """
+    return _run(request, STEPS[: STEPS.index(weigh_memory)])
+
+
+def _run(request: CompileRequest, steps: Sequence[Callable[[Compilation], None]]) -> Compilation:
+    """Run the steps of a compilation, and return their results."""
+    progress = _progress(_draws_bar(request.options), len(steps))
     # By default, torch.fx would generate source for each graph and keep it until the process ends.
     # That source is never run.
     without_source = use_lazy_graph_module(True)
@@ -274,14 +308,13 @@ def compile_model(request: CompileRequest) -> CompiledModel:
         kind = "training" if request.may_train else "inference"
         log = CompileLog(Dump.from_environment(f"{type(request.module).__name__}_{kind}"))
         compilation = Compilation(request, log)
-        for step in STEPS:
+        for step in steps:
             step(compilation)
             if step not in _NOTED:
                 log.note(step.__name__)
             moved()
         log.close()
-    duration = datetime.timedelta(seconds=time.perf_counter() - start)
-    return dataclasses.replace(compilation.compiled, duration=duration)
+    return compilation
 
 
 _NOTED = (trace_module, state_program, fit_program)
@@ -321,14 +354,13 @@ def _state_program(
     return program
 
 
-def _fit(c: Compilation, program: Program) -> CompiledModel:
-    log_program(program, c.request.options, c.stages.ipu_of_stage)
-    write_graph_file(program)
+def run_settings(c: Compilation) -> RunSettings:
+    """Return the settings of the runs of a program."""
     distributed = c.request.options.Distributed
-    run = RunSettings(
+    return RunSettings(
         c.interface.loop,
         c.schedule,
-        c.num_ipus if program.graph.ops else 0,
+        c.num_ipus if c.found.program.graph.ops else 0,
         c.numerics.floating_point_checks,
         c.numerics.synthetic_data == SyntheticData.NONE,
         c.stages.positions,
@@ -336,6 +368,12 @@ def _fit(c: Compilation, program: Program) -> CompiledModel:
         distributed.processId,
         distributed.numProcesses,
     )
+
+
+def _fit(c: Compilation, program: Program) -> CompiledModel:
+    log_program(program, c.request.options, c.stages.ipu_of_stage)
+    write_graph_file(program)
+    run = run_settings(c)
     arguments, outputs = c.interface.arguments, c.traced.outputs
     return fit_to_host(
         program,
@@ -466,10 +504,10 @@ def _draws_bar(options: Options) -> bool:
 
 
 @contextmanager
-def _progress(show: bool) -> Iterator[Callable[[], None]]:
+def _progress(show: bool, steps: int) -> Iterator[Callable[[], None]]:
     """Draw a bar that advances at each call of the yielded function; a failure fills the bar."""
     bar: Any = CompilationProgressBar() if show else None
-    done, steps = 0, len(STEPS)
+    done = 0
 
     def move() -> None:
         nonlocal done

@@ -52,6 +52,8 @@ class CompileRequest(ABC):
         fed: Whether inputs come from queues.
         replica_groups: The group of each replica, by the name of the parameter that has a value for
             each group.
+        needs_values: Whether the model's tensors must have values; those on the device ``meta``
+            have none.
     """
 
     module: nn.Module
@@ -60,6 +62,7 @@ class CompileRequest(ABC):
     warned: set[str] = field(default_factory=set, kw_only=True)
     body: DeviceLoopOptimizers | None = field(default=None, kw_only=True)
     replica_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict, kw_only=True)
+    needs_values: bool = field(default=True, kw_only=True)
 
     @property
     def fed(self) -> bool:

@@ -100,6 +100,8 @@ class DeviceProgram:
         # Called when a program comes, and before it goes.
         self.after_take: Callable[[DeviceProgram], object] = lambda device: None
         self.before_release: Callable[[DeviceProgram], object] = lambda device: None
+        # Called after each run that reached its end.
+        self.after_run: Callable[[CompiledModel], object] | None = None
         # Called at the end of each run, if conditions depend on its statistics; may call ``ring``.
         self.judge: Callable[[], object] | None = None
         self._fixed = fixed
@@ -352,6 +354,8 @@ class DeviceProgram:
         self.fitted_anchors = None
         for optimizer in self.optimizers:
             note_step(optimizer)
+        if self.after_run is not None:
+            self.after_run(compiled)
 
     @contextmanager
     def _shown(self, scope: AbstractContextManager[object]) -> Iterator[None]:

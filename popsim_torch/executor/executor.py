@@ -16,6 +16,7 @@ from popsim_torch.errors import Error, closest_names, listed_names
 from popsim_torch.executor.base import HasModel
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
+from popsim_torch.executor.estimating import Estimating
 from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.files import Files
 from popsim_torch.executor.inspection import Inspection
@@ -89,8 +90,9 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         self._observing.join(device)
         self._view = PipelineView(device)
         self._life = LifeCycle(
-            device, self._user_model, self._use, self._random, self._copies, self._timing, settings
+            device, self._user_model, self._use, self._random, self._copies, settings
         )
+        self._estimating = Estimating(device, self._life)
         self._files = Files(device, self._life, self._use, self._random)
         self._life.wrap()
         device.options.freeze()
@@ -121,6 +123,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     add_sink = exposed("_observing", Observing.add_sink)
     close_sinks = exposed("_observing", Observing.close_sinks)
     record = exposed("_observing", Observing.record)
+    estimate = exposed("_estimating", Estimating.estimate)
     schedule = exposed("_view", PipelineView.schedule)
     stages = exposed("_view", PipelineView.stages)
     record_timeline = exposed("_view", PipelineView.record_timeline)

@@ -19,7 +19,6 @@ from popsim_torch.executor.host_weights import num_switches
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.random_state import RandomState
 from popsim_torch.executor.reach import failures_told
-from popsim_torch.executor.timing import Timing
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.optim.planning import OptimizerSettings
 from popsim_torch.options.model_settings import SettingsThen
@@ -42,7 +41,6 @@ class LifeCycle:
         use: The part that holds the executor's optimizer.
         random: The part that holds the executor's random numbers.
         copies: The part that copies weights.
-        timing: The part that reports times.
         settings: The settings of ``set_pipelining_options`` on the model when the options were
             made.
     """
@@ -54,7 +52,6 @@ class LifeCycle:
         use: OptimizerUse,
         random: RandomState,
         copies: WeightCopies,
-        timing: Timing,
         settings: SettingsThen,
     ) -> None:
         self._device = device
@@ -62,7 +59,6 @@ class LifeCycle:
         self._use = use
         self._random = random
         self._copies = copies
-        self._timing = timing
         # A weak reference: an executor without references is freed at once, and its report is
         # written.
         use.let_go = weakref.WeakMethod(self._let_go)
@@ -100,8 +96,13 @@ class LifeCycle:
 
     def compile_alone(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
         """Return a compiled model; the executor and the user's model do not change."""
+        with failures_told(self._device.module):
+            return self._device.compile(self.request(args, kwargs))
+
+    def request(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> ModelRequest:
+        """Return the request to compile the model for a call."""
         device = self._device
-        request = ModelRequest(
+        return ModelRequest(
             device.module,
             device.options,
             device.channel,
@@ -112,14 +113,11 @@ class LifeCycle:
             replica_groups=device.replica_groups,
             warned=device.warned,
         )
-        with failures_told(device.module):
-            return device.compile(request)
 
     def check_before_compilation(self) -> None:
         """Check what does not depend on the program, and wrap the user's model if necessary."""
         self._device.connection.check_settings(self._device.options)
         self._settings.check_kept()
-        self._timing.warn_of_missing_cycles()
         self._copies.check_updatable_buffers()
         self.wrap()
 

@@ -55,6 +55,11 @@ class Queues:
         )
 
     @property
+    def feeds_program(self) -> bool:
+        """Whether the program takes elements from queues."""
+        return bool(self._infeeds)
+
+    @property
     def outfeeds(self) -> list[ProgramQueue]:
         """The queues that the program feeds."""
         return [enqueue.queue for enqueue in self._enqueues.values()]

@@ -7,6 +7,8 @@ import datetime
 from popsim_torch import _native, logs
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
+from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.costs import compiled_estimate
 from popsim_torch.executor.counters import (
     Latency,
     PerfCounters,
@@ -32,6 +34,10 @@ class Timing:
     def __init__(self, device: DeviceProgram, *, training: bool) -> None:
         self._device = device
         self._training = training
+        # The program whose cycles are known, and the cycles.
+        self._counted: tuple[CompiledModel, int] | None = None
+        if self._counts_cycles:
+            device.after_run = self._log_cycles
 
     def compilationTime(self) -> datetime.timedelta:
         """Return how long compilation took.
@@ -59,33 +65,38 @@ class Timing:
         return self._device.traffic
 
     def cycleCount(self) -> int:
-        """Return how many cycles of the IPU's clock the last call took.
+        """Return how many cycles of the IPU's clock the last call would take, simulated.
+
+        The number is that of ``estimate().cycles`` for the first replica, with the data of the
+        host: it depends on the program and the machine (``Options.machine``), not on this computer
+        and not on values. ``getLatency`` has the time that calls take here.
 
         Raises:
-            Error: Always, because this version has no model of the machine's time. The message
-                differs if ``Options.logCycleCount`` is off or the model has not run.
+            Error: ``Options.logCycleCount`` is off, or the model has not run.
         """
-        if not self._device.options._Popart.options.get(
-            "instrumentWithHardwareCycleCounter", False
-        ):
+        if not self._counts_cycles:
             raise Error(
                 "cycleCount: cycles are not counted. Call Options.logCycleCount(True) before the "
                 "model is wrapped."
             )
         if self._device.compiled is None or self._device.last_complete_run == 0:
             raise Error("cycleCount: run the model at least once before asking for its cycles.")
-        raise Error(
-            "cycleCount: this version of popsim_torch has no model of the machine's time yet. "
-            "getLatency() has the time that calls take on this computer."
+        return self._cycles(self._device.compiled)
+
+    @property
+    def _counts_cycles(self) -> bool:
+        return bool(
+            self._device.options._Popart.options.get("instrumentWithHardwareCycleCounter", False)
         )
 
-    def warn_of_missing_cycles(self) -> None:
-        """Warn that no cycles are counted, if the options ask for them."""
-        if self._device.options._Popart.options.get("instrumentWithHardwareCycleCounter", False):
-            logs.python.warning(
-                "Options.logCycleCount: no cycles are counted or logged: this version of "
-                "popsim_torch has no model of the machine's time yet."
-            )
+    def _cycles(self, compiled: CompiledModel) -> int:
+        if self._counted is None or self._counted[0] is not compiled:
+            estimate = compiled_estimate(compiled, self._device.options)
+            self._counted = compiled, round(estimate.cycles)
+        return self._counted[1]
+
+    def _log_cycles(self, compiled: CompiledModel) -> None:
+        logs.python.debug("Total number of IPU cycles: %d", self._cycles(compiled))
 
     def getPerfCounters(self) -> PerfCounters:
         """Return when the last complete call read its inputs and wrote its outputs.

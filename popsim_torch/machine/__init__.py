@@ -17,6 +17,7 @@ from popsim_torch.machine.estimate import (
     Traffic,
     Variable,
 )
+from popsim_torch.machine.placing import Placing, Placings
 from popsim_torch.machine.program import EstimateRequest, estimate_program
 
 __all__ = [
@@ -30,6 +31,8 @@ __all__ = [
     "Link",
     "MachineInfo",
     "OpCost",
+    "Placing",
+    "Placings",
     "ScheduledSlot",
     "SlotAction",
     "SlotStretch",

@@ -31,6 +31,7 @@ from popsim_torch.options.groups import (
 )
 from popsim_torch.options.host import HostOptions
 from popsim_torch.options.locations import TensorLocationSettings, _TensorLocationOptions
+from popsim_torch.options.machine import MachineOptions
 from popsim_torch.options.observing import ObservingOptions
 from popsim_torch.options.popart import _PopartOptions
 from popsim_torch.options.progress import CompilationProgressBar
@@ -47,7 +48,7 @@ _NORMAL_DATA = 2
 """The ``syntheticDataMode`` of the back end with random numbers of the normal distribution."""
 
 
-class Options(ObservingOptions, HostOptions, WatchOptions):
+class Options(ObservingOptions, MachineOptions, HostOptions, WatchOptions):
     """The settings of a model and of its data loader.
 
     New options hold the defaults, changed by two environment variables: ``POPTORCH_CACHE_DIR`` has

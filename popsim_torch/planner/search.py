@@ -122,7 +122,7 @@ class Search:
         return itertools.product(schedules, choices)
 
     def _count(self, num_stages: int, schedule: PipelineSchedule) -> int | None:
-        """Return the number of micro-batches of a schedule; None if it cannot have the given one."""
+        """Return how many micro-batches a schedule runs; None if it cannot run the given number."""
         training = self._base.training
         if num_stages == 1:
             return self._accumulation or 1
@@ -176,9 +176,7 @@ class Search:
     def _weigh(self, candidate: Candidate, label: str) -> Alternative:
         found = self._known.get(candidate)
         if found is None:
-            estimate = estimate_candidate(
-                self._base, self._of_ops, len(self._layers), candidate
-            )
+            estimate = estimate_candidate(self._base, self._of_ops, len(self._layers), candidate)
             found = self._known[candidate] = Alternative(candidate, estimate, label)
         return found
 

@@ -115,8 +115,12 @@ def _refill(container: Any, content: Any) -> None:
         container[:] = content
 
 
-def check_traceable(module: nn.Module) -> None:
+def check_traceable(module: nn.Module, *, needs_values: bool = True) -> None:
     """Refuse modules whose code cannot be traced, or whose tensors have no data yet.
+
+    Args:
+        module: The module.
+        needs_values: Whether tensors on the device ``meta``, which have no values, are refused.
 
     Raises:
         Error: A module is TorchScript, lazy and not called yet, or on the device ``meta``; or one
@@ -135,7 +139,7 @@ def check_traceable(module: nn.Module) -> None:
                 f"'{name}' of a lazy module has no shape yet. Run the model once on the CPU before "
                 "it is compiled."
             )
-        if tensor.is_meta:
+        if needs_values and tensor.is_meta:
             raise Error(
                 f"'{name}' is on the device 'meta': it has no values. Make the model on the CPU, "
                 "or call model.to_empty(device='cpu') and load its weights."

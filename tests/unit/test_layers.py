@@ -50,7 +50,7 @@ PYTHON_LAYERS = (
     ("records",),
     ("report",),
     ("executor",),
-    ("model", "loading", "loops", "capsules"),
+    ("model", "loading", "loops", "capsules", "estimates"),
     ("pipelining", "testing", "training", "planner"),
     ("__init__",),
     ("pytest_plugin",),

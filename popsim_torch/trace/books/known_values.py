@@ -283,7 +283,13 @@ class KnownValues(TorchDispatchMode):
             index: Any = node.args[2]
             return self._result.constants[index].clone()
         if node.op == "placeholder":
-            return self._state[node][1].detach().clone()
+            name, tensor = self._state[node]
+            if tensor.is_meta:
+                raise Error(
+                    f"forward needs the value of '{name}', which is on the device 'meta' and has "
+                    "no values. Make this tensor on the CPU; the others may stay on 'meta'."
+                )
+            return tensor.detach().clone()
         if node.op == "get_attr":
             attribute: torch.Tensor = getattr(root, str(node.target))
             return attribute.clone()
