@@ -32,7 +32,7 @@ def estimate_request(
     """
     locations = options.TensorLocations
     io_tiles = int(locations("numIOTiles")) if locations.exists("numIOTiles") else 0
-    if options.exists("machine_ipus") and run.num_ipus > options.machine_ipus:
+    if 0 < options.machine_ipus < run.num_ipus:
         raise Error(
             f"Options.machine(ipus={options.machine_ipus}): the model takes {run.num_ipus} IPUs. "
             "Pass a larger number, use fewer stages or replicas, or let popsim_torch.plan choose "

@@ -23,9 +23,10 @@ _SMALL_TILES = 4
 class MachineOptions(OptionsGroup):
     """The settings of the simulated machine; no value depends on them."""
 
-    machine_version = Setting.absent(int, "machine")
-    machine_tiles = Setting.absent(int, "machine")
-    machine_ipus = Setting.absent(int, "machine")
+    # 0: not set.
+    machine_version = Setting(0, setter="machine", is_key=False)
+    machine_tiles = Setting(0, setter="machine", is_key=False)
+    machine_ipus = Setting(0, setter="machine", is_key=False)
     out_of_memory = Setting("warn", setter="machine", is_key=False)
 
     def machine(
@@ -76,22 +77,24 @@ class MachineOptions(OptionsGroup):
                 raise UsageTypeError(f"Options.machine({name}={value!r}): pass an int.")
             if not 1 <= value <= most:
                 raise UsageValueError(f"Options.machine({name}={value}): pass 1 to {most}.")
-        found = {"machine_version": MACHINE_VERSIONS[version], "out_of_memory": out_of_memory}
-        counts = {"machine_ipus": ipus, "machine_tiles": tiles}
-        given = {name: value for name, value in counts.items() if value is not None}
-        return self.createOrSet(**found, **given)
+        return self.set(
+            machine_version=MACHINE_VERSIONS[version],
+            machine_ipus=ipus or 0,
+            machine_tiles=tiles or 0,
+            out_of_memory=out_of_memory,
+        )
 
     @property
     def _simulated_version(self) -> int:
         """The generation of the simulated IPUs."""
-        for name in ("machine_version", "ipu_version"):
-            if self.exists(name):
-                return int(getattr(self, name))
-        return environment.ipu_model_version()
+        if self.machine_version:
+            return self.machine_version
+        offline = "ipu_version"
+        return int(self(offline)) if self.exists(offline) else environment.ipu_model_version()
 
     @property
     def _simulated_tiles(self) -> int | None:
         """The tiles of an IPU; None for all of them."""
-        if self.exists("machine_tiles"):
-            return int(self.machine_tiles)
+        if self.machine_tiles:
+            return self.machine_tiles
         return _SMALL_TILES if environment.flag("POPTORCH_SMALL_IPU_MODEL") else None

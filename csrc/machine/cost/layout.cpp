@@ -113,7 +113,7 @@ int64_t width_of(const Tensor& table, int64_t rows) {
 Layout table_layout(const LookupPlan& plan, const Tensor& table,
                     Layouts& layouts) {
   return layouts.even(table.numel() * device_size(table.dtype),
-                      plan.rows * plan.width, table.numel());
+                      plan.rows * plan.width * plan.indices, table.numel());
 }
 
 OpCost embedding_cost(const OpView& op, CostContext& context) {

@@ -39,6 +39,11 @@ class AllocationFinder {
         redrawn_(redrawn_ops(graph)) {
     const auto& positions = settings.positions;
     depth_ = schedule::position_of(positions, graph.num_stages() - 1) + 1;
+    for (const auto& [id, purpose] : settings.classes) {
+      if (purpose == MemoryClass::kAccumulators) {
+        accumulated_.insert(graph.tensor(id).shape);
+      }
+    }
   }
 
   std::vector<Allocation> find() {
@@ -68,11 +73,11 @@ class AllocationFinder {
       if (places_.ipu_of_op[i] != ipu || one.phase == Phase::kSetup) continue;
       const auto index = static_cast<int32_t>(i);
       for (const TensorId id : one.inputs) {
-        if (id == kNoTensor) continue;
+        if (id == kNoTensor || is_elsewhere(one, id, ipu)) continue;
         touch(graph_.root(id), index);
       }
       for (const TensorId id : one.outputs) {
-        if (id == kNoTensor) continue;
+        if (id == kNoTensor || is_elsewhere(one, id, ipu)) continue;
         touch(graph_.root(id), index);
         uses_[static_cast<size_t>(graph_.root(id))].written = true;
         if (redrawn_[i]) redrawn_values_.insert(graph_.root(id));
@@ -88,6 +93,26 @@ class AllocationFinder {
       use.last =
           std::max(use.last, index_of_last_[{crossing.phase, crossing.stage}]);
     }
+  }
+
+  // An op of the update that works on all weights runs on the IPU of each.
+  [[nodiscard]] bool is_elsewhere(const Op& one, TensorId id,
+                                  int32_t ipu) const {
+    const auto root = static_cast<size_t>(graph_.root(id));
+    return one.phase == Phase::kUpdate &&
+           graph_.tensors()[root].kind == TensorKind::kVariable &&
+           places_.ipu_of_tensor[root] != ipu;
+  }
+
+  // A gradient of a weight that several stages share is added to the
+  // accumulator where it arises, and not kept for the stage that sums it up.
+  [[nodiscard]] bool is_partial_gradient(TensorId root, const Use& use) const {
+    const Op& first = op(use.first);
+    if (first.phase != Phase::kBackward || op(use.last).stage == first.stage ||
+        op(use.last).phase != Phase::kBackward) {
+      return false;
+    }
+    return accumulated_.contains(graph_.tensor(root).shape);
   }
 
   void touch(TensorId root, int32_t index) {
@@ -155,6 +180,12 @@ class AllocationFinder {
       case TensorKind::kValue:
         if (redrawn_values_.contains(id) &&
             op(use.first).phase != op(use.last).phase) {
+          return;
+        }
+        if (is_partial_gradient(id, use)) {
+          const Op& first = op(use.first);
+          add(id, MemoryClass::kActivations, ipu, use.first,
+              index_of_last_[{first.phase, first.stage}]);
           return;
         }
         if (const int64_t copies = copies_of(use); copies > 0) {
@@ -263,6 +294,7 @@ class AllocationFinder {
   int32_t depth_ = 1;
   std::vector<Use> uses_;  // of the IPU at hand, by owner
   std::set<TensorId> redrawn_values_;
+  std::set<Shape> accumulated_;  // shapes of accumulators
   std::map<std::pair<Phase, int32_t>, int32_t> index_of_last_;
   std::vector<Allocation> found_;
 };

@@ -159,7 +159,10 @@ class Planner {
       if (op.kind == "all_reduce") {
         for (const TensorId id : op.inputs) {
           if (id == kNoTensor) continue;
-          reduced[ipu] += static_cast<double>(device_bytes(graph_.tensor(id)));
+          const int32_t home =
+              places_.ipu_of_tensor[static_cast<size_t>(graph_.root(id))];
+          reduced[static_cast<size_t>(std::max(home, 0))] +=
+              static_cast<double>(device_bytes(graph_.tensor(id)));
         }
       }
       if (op.phase != Phase::kUpdate) continue;

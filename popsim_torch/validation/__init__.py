@@ -1,0 +1,1 @@
+"""Compares the machine model with published figures."""
