@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.executor.compiled_model import CompiledModel
@@ -16,7 +18,13 @@ _NO_ROOM = "Out of memory: Cannot fit all variable data onto one or more tiles."
 
 
 def estimate_request(
-    program: Program, run: RunSettings, options: Options, *, trains: bool, fed: bool = False
+    program: Program,
+    run: RunSettings,
+    options: Options,
+    *,
+    trains: bool,
+    fed: bool = False,
+    shapes: Sequence[Sequence[int]] = (),
 ) -> EstimateRequest:
     """Return the request to estimate a program for the machine of the options.
 
@@ -26,6 +34,7 @@ def estimate_request(
         options: The options of the model.
         trains: Whether it trains.
         fed: Whether its inputs come from queues, which have the next elements ready.
+        shapes: The shapes of the arguments of a call, if the device makes the inputs.
 
     Raises:
         Error: The machine has fewer IPUs than the program takes.
@@ -49,14 +58,29 @@ def estimate_request(
         placings=Placings(options, run.loop.replicas * run.num_processes),
         feed="waiting" if fed else "staged",
         overlaps_io=bool(io_tiles),
+        micro_batch=_micro_batch(shapes, run),
     )
+
+
+def _micro_batch(shapes: Sequence[Sequence[int]], run: RunSettings) -> int | None:
+    """Return the items of a micro-batch, by the arguments of a call; None if they do not tell."""
+    if run.reads_inputs:
+        return None
+    loop = run.loop
+    count = loop.device_iterations * loop.gradient_accumulation * loop.num_inputs
+    return next((shape[0] // count for shape in shapes if shape), None)
 
 
 def compiled_estimate(compiled: CompiledModel, options: Options) -> Estimate:
     """Return the estimate of a compiled model."""
     fed = compiled.queues is not None and compiled.queues.feeds_program
     request = estimate_request(
-        compiled.program, compiled.run, options, trains=compiled.plan is not None, fed=fed
+        compiled.program,
+        compiled.run,
+        options,
+        trains=compiled.plan is not None,
+        fed=fed,
+        shapes=compiled.arguments.shapes,
     )
     return estimate_program(request)
 

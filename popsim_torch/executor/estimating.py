@@ -23,6 +23,7 @@ def compilation_request(c: Compilation) -> EstimateRequest:
         c.request.options,
         trains=c.plan is not None,
         fed=c.request.fed,
+        shapes=c.interface.arguments.shapes,
     )
 
 

@@ -62,6 +62,7 @@ class EstimateRequest:
         feed: How inputs come: ``none`` (the device makes them), ``staged`` (the host copies them
             into place first), ``waiting`` (they are in place when the device asks).
         overlaps_io: Whether input and output run beside the computation.
+        micro_batch: Items of a micro-batch; None for the first axis of the program's first input.
     """
 
     program: Program
@@ -75,6 +76,7 @@ class EstimateRequest:
     placings: Placings | None = None
     feed: str = "staged"
     overlaps_io: bool = False
+    micro_batch: int | None = None
 
 
 def estimate_program(request: EstimateRequest) -> Estimate:
@@ -195,7 +197,7 @@ class _Reader:
     def _batch(self) -> Batch:
         loop = self._request.run.loop
         sizes = [one.shape[0] for one in self._graph.of_kind(TensorKind.INPUT) if one.shape]
-        size = sizes[0] if sizes else None
+        size = self._request.micro_batch or (sizes[0] if sizes else None)
         count = loop.device_iterations * loop.gradient_accumulation * self._replicas
         return Batch(
             micro_batch=size,

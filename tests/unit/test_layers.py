@@ -51,7 +51,7 @@ PYTHON_LAYERS = (
     ("report",),
     ("executor",),
     ("model", "loading", "loops", "capsules", "estimates"),
-    ("pipelining", "testing", "training", "planner"),
+    ("pipelining", "testing", "training", "planner", "validation"),
     ("__init__",),
     ("pytest_plugin",),
     ("runner",),
