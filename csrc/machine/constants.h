@@ -44,21 +44,21 @@ inline constexpr int64_t kIpusOfMachine = 4;  // that share the way to the host
 // --- Every op ---------------------------------------------------------------
 inline constexpr Constant kSync{
     "sync",
-    180,
+    216,
     "cycles",
     Grade::kFitted,
     "dense products of the PopSparse paper (arXiv 2303.16999)",
     150,
     240};
 inline constexpr Constant kGlue{"glue",
-                                400,
+                                450,
                                 "cycles",
                                 Grade::kFitted,
                                 "ResNet-50 inference at batch 4 (ByteMLPerf)",
                                 300,
                                 600};
 inline constexpr Constant kBackward{"backward convolution",
-                                    1.25,
+                                    1.35,
                                     "factor",
                                     Grade::kFitted,
                                     "ResNet-50 training (ALCF user guide)",

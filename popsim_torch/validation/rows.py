@@ -108,9 +108,7 @@ def _same(value: float) -> Callable[[], float]:
 def _products() -> Iterator[Row]:
     paper = "PopSparse, arXiv 2303.16999"
     widths = (4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384)
-    tables: Sequence[
-        tuple[str, int, bool, Sequence[int], Sequence[float], Sequence[float]]
-    ] = (
+    tables: Sequence[tuple[str, int, bool, Sequence[int], Sequence[float], Sequence[float]]] = (
         (
             *("V4", 1024, True, widths),
             (6.0, 20.3, 45.5, 89.3, 120, 153, 180, 206, 223),
@@ -190,9 +188,7 @@ def _hand_written() -> Iterator[Row]:
     outputs = -(-rows // tiles)
     reduce = -(-outputs // workers) * (2 + split) * workers
     total = compute + words + outputs * split + reduce
-    yield Row(
-        *("V2", "all cycles of it", "cycles", 3_996), *(_same(total), 0.0, tutorial, 3_996)
-    )
+    yield Row(*("V2", "all cycles of it", "cycles", 3_996), *(_same(total), 0.0, tutorial, 3_996))
     steps = 6
     host = 40.04e6 / _constant("host, data waiting") * _native.MachineDevice(2).clock
     exchange = 27.2 * 1024 / 4
@@ -209,9 +205,7 @@ def _hand_written() -> Iterator[Row]:
         *("V3", "exchange of the same program", "cycles", 8_697.4),
         *(_same(exchange), 0.4, tutorial),
     )
-    yield Row(
-        *("V3", "sync of the same program", "cycles", 1_134.8), *(_same(sync), 0.4, tutorial)
-    )
+    yield Row(*("V3", "sync of the same program", "cycles", 1_134.8), *(_same(sync), 0.4, tutorial))
     yield Row(
         *("V3", "the whole program", "cycles", 6_681_766),
         *(_same(host + compute + exchange + sync), 0.05, tutorial),

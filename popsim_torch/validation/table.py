@@ -103,6 +103,4 @@ def write_table(path: str, results: Sequence[Result]) -> None:
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(_BEGIN)
     _, _, after = rest.partition(_END)
-    page.write_text(
-        f"{before}{_BEGIN}\n\n{_markdown(results)}\n\n{_END}{after}", encoding="utf-8"
-    )
+    page.write_text(f"{before}{_BEGIN}\n\n{_markdown(results)}\n\n{_END}{after}", encoding="utf-8")

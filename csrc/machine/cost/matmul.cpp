@@ -1,5 +1,6 @@
 // Matrix products.
 #include <string>
+#include <string_view>
 
 #include "machine/cost/common.h"
 #include "machine/cost/products.h"
@@ -16,12 +17,6 @@ using ops::OpView;
 int64_t key_of(const MatmulProblem& problem, int64_t role) {
   return ((problem.m * 1'000'003 + problem.k) * 1'000'003 + problem.n) * 7 +
          problem.groups * 31 + role;
-}
-
-bool is_transposed(const Tensor& tensor) {
-  const size_t rank = tensor.strides.size();
-  return rank >= 2 && tensor.shape[rank - 1] > 1 &&
-         tensor.shape[rank - 2] > 1 && tensor.strides[rank - 1] != 1;
 }
 
 MatmulProblem problem_of(const OpView& op) {
@@ -60,17 +55,23 @@ void place_operands(const OpView& op, CostContext& context,
     place_result(context, op.output(0), op.output_id(0), plan.tiles());
 }
 
-// In the backward pass the operands lie as the forward pass used them.
+// The name of a forward op that the backward pass runs again ends so.
+constexpr std::string_view kRecomputed = "__re";
+
+// The products of the backward pass find their operands as other plans left
+// them: weights, activations and gradients are rearranged.
 OpCost operand_moves(const OpView& op, CostContext& context) {
   OpCost cost;
-  if (op.op().phase != graph::Phase::kBackward) return cost;
+  if (op.op().phase != graph::Phase::kBackward ||
+      op.op().name.ends_with(kRecomputed)) {
+    return cost;
+  }
   for (const size_t i : {size_t{0}, size_t{1}}) {
     const Tensor& tensor = op.input(i);
-    if (!is_transposed(tensor) && !is_stored(op, op.input_id(i))) continue;
     const int64_t bytes = tensor.numel() * device_size(tensor.dtype);
-    cost +=
-        rearrange_operand(static_cast<double>(ceil_div(bytes, context.tiles)),
-                          device_size(tensor.dtype));
+    cost += rearrange_operand(
+        static_cast<double>(ceil_div(bytes, context.tiles)),
+        device_size(tensor.dtype));
   }
   return cost;
 }
