@@ -78,6 +78,8 @@ class MachineOptions(OptionsGroup):
                 raise UsageValueError(f"Options.machine({name}={value}): pass 1 to {most}.")
         found = {"machine_version": MACHINE_VERSIONS[version], "out_of_memory": out_of_memory}
         counts = {"machine_ipus": ipus, "machine_tiles": tiles}
+        for name in counts:
+            self.deleteIfExists(name)  # of an earlier call
         given = {name: value for name, value in counts.items() if value is not None}
         return self.createOrSet(**found, **given)
 
