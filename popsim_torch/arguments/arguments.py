@@ -13,6 +13,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ class ArgumentSpec:
         kwargs: Keyword arguments of the call.
         warned: The warnings that were already given. All specs of an executor share it, so each
             warning is given once.
+        needs_values: Whether tensors on the device ``meta``, which have no values, are refused.
 
     Attributes:
         names: Name of each tensor, such as ``x[0][a]``.
@@ -106,13 +108,14 @@ class ArgumentSpec:
         kwargs: Mapping[str, Any] = _NO_KEYWORDS,
         *,
         warned: set[str] | None = None,
+        needs_values: bool = True,
     ) -> None:
         self._warned = set() if warned is None else warned
         self.signature = signature
         self._parameters = tuple(signature.parameters.values())
         values = self._bind(args, kwargs)
         self._nodes = [
-            describe(_label(parameter), value, _input_leaf)
+            describe(_label(parameter), value, partial(_input_leaf, needs_values))
             for parameter, value in zip(self._parameters, values, strict=True)
         ]
         self._warn_of_dicts()
@@ -344,9 +347,9 @@ def _label(parameter: inspect.Parameter) -> str:
     return f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name
 
 
-def _input_leaf(name: str, value: Any) -> Node:
+def _input_leaf(needs_values: bool, name: str, value: Any) -> Node:
     if isinstance(value, torch.Tensor):
-        _check_input(name, value)
+        _check_input(name, value, needs_values=needs_values)
         return TensorNode(name, value)
     return ConstantNode(name, value, snapshot=True)
 
@@ -363,7 +366,7 @@ def _is_ready(tensor: torch.Tensor) -> bool:
     )
 
 
-def _check_input(name: str, tensor: torch.Tensor) -> None:
+def _check_input(name: str, tensor: torch.Tensor, *, needs_values: bool = True) -> None:
     """Raise an error for a tensor that the device does not support."""
     if tensor.is_nested or tensor.layout is not torch.strided:
         kind = "a nested" if tensor.is_nested else f"a sparse ({tensor.layout})"
@@ -382,7 +385,7 @@ def _check_input(name: str, tensor: torch.Tensor) -> None:
             "the body of a loop, or in the forward of another model. Call the module itself "
             "there, not the result of trainingModel or inferenceModel."
         )
-    if not tensor.is_cpu:
+    if not tensor.is_cpu and (needs_values or not tensor.is_meta):
         raise Error(f"Input {name} is on device {tensor.device}. Pass it on the CPU: input.cpu().")
     if 0 in tensor.shape:
         raise Error(

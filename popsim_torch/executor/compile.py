@@ -222,8 +222,7 @@ def state_program(c: Compilation) -> None:
 
 def weigh_memory(c: Compilation) -> None:
     """Check whether the program fits the simulated machine, if the options ask for it."""
-    if c.request.options.machine_version:
-        check_memory(c.found.program, run_settings(c), c.request.options, trains=c.plan is not None)
+    check_memory(c.found.program, run_settings(c), c.request.options, trains=c.plan is not None)
 
 
 def fit_program(c: Compilation) -> None:

@@ -127,7 +127,13 @@ class ModelRequest(CompileRequest):
     def interface(self) -> Interface:
         """Return the description of calls that are like this one."""
         signature = inspect.signature(self.module.forward)
-        arguments = ArgumentSpec(signature, self.args, self.kwargs, warned=self.warned)
+        arguments = ArgumentSpec(
+            signature,
+            self.args,
+            self.kwargs,
+            warned=self.warned,
+            needs_values=self.needs_values,
+        )
         return interface_of_call(arguments, loop_counts(self.options, training=self.may_train))
 
     def trains(self, traced: TraceResult) -> bool:

@@ -41,9 +41,10 @@ def estimate_request(
     """
     locations = options.TensorLocations
     io_tiles = int(locations("numIOTiles")) if locations.exists("numIOTiles") else 0
-    if 0 < options.machine_ipus < run.num_ipus:
+    machine = options._simulated
+    if machine.ipus is not None and run.num_ipus > machine.ipus:
         raise Error(
-            f"Options.machine(ipus={options.machine_ipus}): the model takes {run.num_ipus} IPUs. "
+            f"Options.machine(ipus={machine.ipus}): the model takes {run.num_ipus} IPUs. "
             "Pass a larger number, use fewer stages or replicas, or let popsim_torch.plan choose "
             "the stages."
         )
@@ -51,8 +52,8 @@ def estimate_request(
         program,
         run,
         trains,
-        version=options._simulated_version,
-        tiles=options._simulated_tiles,
+        version=machine.version,
+        tiles=machine.tiles,
         io_tiles=io_tiles,
         proportions=options.available_memory_proportion,
         placings=Placings(options, run.loop.replicas * run.num_processes),
@@ -86,7 +87,9 @@ def compiled_estimate(compiled: CompiledModel, options: Options) -> Estimate:
 
 
 def check_memory(program: Program, run: RunSettings, options: Options, *, trains: bool) -> None:
-    """Warn or raise an error if a program does not fit the machine, as the options say.
+    """Warn or raise an error if a program does not fit ``Options.machine``.
+
+    Without that setting nothing is estimated.
 
     Args:
         program: The program that is the same on every machine.
@@ -95,15 +98,20 @@ def check_memory(program: Program, run: RunSettings, options: Options, *, trains
         trains: Whether it trains.
 
     Raises:
-        Error: It does not fit, and the options ask for an error.
+        Error: The machine has too few IPUs; or the program does not fit, and the options ask for
+            an error.
     """
-    if options.out_of_memory == "ignore":
+    machine = options._simulated
+    if not machine.checks_memory:
         return
-    estimate = estimate_program(estimate_request(program, run, options, trains=trains))
+    request = estimate_request(program, run, options, trains=trains)
+    if machine.out_of_memory == "ignore":
+        return
+    estimate = estimate_program(request)
     if estimate.verdict != "does not fit":
         return
     text = _description(estimate)
-    if options.out_of_memory == "raise":
+    if machine.out_of_memory == "raise":
         logs.python.error("%s", text)
         raise Error(text, error_type=_BACK_END)
     logs.python.warning(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from popsim_torch.errors import Error
+from popsim_torch.executor import host_weights
 from popsim_torch.executor.compile import Compilation, compile_program, run_settings
 from popsim_torch.executor.compile_request import CompileRequest
 from popsim_torch.executor.costs import compiled_estimate, estimate_request
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.life_cycle import LifeCycle
+from popsim_torch.executor.reach import failures_told
 from popsim_torch.machine import Estimate, EstimateRequest, estimate_program
 
 __all__ = ["Estimating", "compilation_request", "request_estimate"]
@@ -29,7 +32,9 @@ def compilation_request(c: Compilation) -> EstimateRequest:
 
 def request_estimate(request: CompileRequest) -> Estimate:
     """Compile a model up to its program, and return the estimate; nothing is allocated."""
-    return estimate_program(compilation_request(compile_program(request)))
+    with failures_told(request.module), host_weights.without_sync():
+        compilation = compile_program(replace(request, needs_values=False))
+        return estimate_program(compilation_request(compilation))
 
 
 class Estimating:
@@ -47,7 +52,8 @@ class Estimating:
     def estimate(self, *args: Any, **kwargs: Any) -> Estimate:
         """Return what the model would cost on an IPU: cycles, memory, time; all simulated.
 
-        Nothing runs, and no value changes. ``Options.machine`` chooses the machine.
+        Nothing runs, and no value changes. ``Options.machine`` chooses the machine. As long as the
+        model is not compiled, its tensors and the arguments may be on the device ``meta``.
 
         Args:
             *args: The arguments of a call; not needed if the model is compiled. A model that is not

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 
 from popsim_torch import _native, logs
 from popsim_torch.enums import OutputMode
@@ -96,7 +97,8 @@ class Timing:
         return self._counted[1]
 
     def _log_cycles(self, compiled: CompiledModel) -> None:
-        logs.python.debug("Total number of IPU cycles: %d", self._cycles(compiled))
+        if logs.python.isEnabledFor(logging.DEBUG):
+            logs.python.debug("Total number of IPU cycles: %d", self._cycles(compiled))
 
     def getPerfCounters(self) -> PerfCounters:
         """Return when the last complete call read its inputs and wrote its outputs.

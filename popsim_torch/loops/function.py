@@ -33,6 +33,7 @@ from popsim_torch.loops.outside import Computation, OutsideOfLoops, surroundings
 from popsim_torch.loops.program import DeviceLoopProgram
 from popsim_torch.loops.recorded import RecordedTensors, RecordedValue
 from popsim_torch.loops.schedules import without_schedulers
+from popsim_torch.machine import Estimate
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import Owned, num_calls, settings_of
 from popsim_torch.private_torch.trees import TreeSpec, tree_flatten, tree_unflatten
@@ -316,6 +317,13 @@ class Function(Described, Generic[P, R]):
             raise
         given._take_anchors(self, _HAS_COPY)
         return writer
+
+    def estimates(self) -> tuple[Estimate, ...]:
+        """Return what a run of each recorded loop would cost on an IPU; simulated.
+
+        There is one estimate for each of ``programs``, in their order; none before the first call.
+        """
+        return tuple(program.estimate() for program in self.programs)
 
     def stop(self) -> bool:
         """End the running loop, from another thread; return whether there is one."""

@@ -15,6 +15,7 @@ from popsim_torch import _native, optim
 from popsim_torch.errors import Error
 from popsim_torch.executor.compile_request import DeviceLoopRequest
 from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.costs import compiled_estimate
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.exposed import exposed
@@ -29,6 +30,7 @@ from popsim_torch.feeds.runs import was_stopped
 from popsim_torch.loops.optimizer_states import OptimizerStates
 from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
+from popsim_torch.machine import Estimate
 from popsim_torch.optim.planning import join_plans, read_optimizer
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
 from popsim_torch.trace.books.device_loop import DeviceLoopBody
@@ -84,6 +86,10 @@ class DeviceLoopProgram:
     def compiled(self) -> CompiledModel:
         """The compiled loop, for tools that look inside: its programs and the executable."""
         return self._inspection.compiled
+
+    def estimate(self) -> Estimate:
+        """Return what a run of the loop would cost on an IPU; simulated."""
+        return compiled_estimate(self.compiled, self._device.options)
 
     def _take(self, compiled: CompiledModel) -> None:
         """Bring the program to the device, with weights, optimizers and random numbers."""

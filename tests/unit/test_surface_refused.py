@@ -26,12 +26,6 @@ def set_back_end(key, value):
     compiled(options)
 
 
-def ask_for_cycles():
-    model = compiled(make_options(1).logCycleCount(True))
-    model(X)
-    model.cycleCount()
-
-
 OTHER_VALUES = {
     "accumulationFactor": 7,
     "accumulationAndReplicationReductionType": 0,
@@ -39,14 +33,11 @@ OTHER_VALUES = {
 }
 # How to use each name, and the words of the error.
 USES = {
-    "PoplarExecutor.cycleCount": (ask_for_cycles, "no model of the machine's time yet"),
-    **{
-        f'Options._Popart.options["{key}"]': (
-            lambda key=key, value=value: set_back_end(key, value),
-            re.escape(LIMITS[key].reason),
-        )
-        for key, value in OTHER_VALUES.items()
-    },
+    f'Options._Popart.options["{key}"]': (
+        lambda key=key, value=value: set_back_end(key, value),
+        re.escape(LIMITS[key].reason),
+    )
+    for key, value in OTHER_VALUES.items()
 }
 
 

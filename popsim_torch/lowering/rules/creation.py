@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import torch.fx
@@ -39,6 +40,9 @@ _FILLS: dict[Any, float | tuple[int, str]] = {
     aten.zeros_like.default: 0,
 }
 
+_shared: WeakValueDictionary[Any, torch.Tensor] = WeakValueDictionary()
+"""The filled tensors of the constants that exist."""
+
 _WITH_GENERATOR = {
     aten.randint.default: aten.randint.generator,
     aten.randint.low: aten.randint.low_generator,
@@ -54,7 +58,20 @@ def _filled(fill: Any, builder: Builder, node: torch.fx.Node, _place: Place) -> 
         position, name = fill
         fill = node.args[position] if len(node.args) > position else node.kwargs[name]
     value: torch.Tensor = node.meta["val"]
-    return builder.constant(torch.full(value.shape, fill, dtype=value.dtype, device="cpu"))
+    return builder.constant(_full(tuple(value.shape), fill, value.dtype))
+
+
+def _full(shape: tuple[int, ...], fill: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Return a filled tensor, for all constants that are equal to it.
+
+    The dropouts of a large model would otherwise have hundreds of megabytes of equal constants.
+    Nothing writes to constants.
+    """
+    key = shape, fill, type(fill), math.copysign(1, fill) if type(fill) is float else 0, dtype
+    found = _shared.get(key)
+    if found is None:
+        found = _shared[key] = torch.full(shape, fill, dtype=dtype, device="cpu")
+    return found
 
 
 def _is_random(target: OpOverload) -> bool:

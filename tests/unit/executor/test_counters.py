@@ -207,13 +207,6 @@ def test_cycles_of_a_model_that_has_not_run():
         model.cycleCount()
 
 
-def test_nothing_counts_cycles_yet():
-    model = infer(Net(), make_options().logCycleCount(True))
-    model(batch()[0])
-    with pytest.raises(poptorch.Error, match="no model of the machine"):
-        model.cycleCount()
-
-
 # --- Compilation ------------------------------------------------------------------------------
 
 

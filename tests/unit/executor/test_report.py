@@ -123,13 +123,6 @@ def test_a_report_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     assert not model.isCompiled()
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_cycles_that_are_not_counted_are_warned_of(caplog, wanted):
-    model = train(Net(), make_options().logCycleCount(wanted))
-    model(X, Y)
-    assert caplog.text.count("no cycles are counted") == wanted
-
-
 @pytest.fixture
 def nothing_was_said(monkeypatch):
     monkeypatch.setattr(logs, "_warned", set())
