@@ -60,9 +60,9 @@ def _scaled(
 ) -> str:
     if value is None:
         return "-"
-    near = _cut(value, digits)
+    near = max(abs(value), abs(_cut(value, digits)))
     for step, name in steps:
-        if abs(near) >= step:
+        if near >= step:
             return f"{rounded(value / step, digits)} {name}"
     whole = rounded(value, digits) if abs(value) < 1000 else f"{value:.0f}"
     return f"{whole} {unit}".rstrip()

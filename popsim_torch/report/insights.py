@@ -55,14 +55,17 @@ def find_insights(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterato
 
 def _tensors(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insight]:
     variables = [one for one in estimate["variables"] if one["class"] != "code"]
-    for one in sorted(variables, key=lambda one: -one["bytes"])[:_MANY]:
+    for one in sorted(variables, key=lambda one: -one["bytes"] * one["copies"])[:_MANY]:
         advice, saved = _advice_for_tensor(estimate, one)
         copies = f", {one['copies']} copies" if one["copies"] > 1 else ""
         shape = " x ".join(map(str, one["shape"])) or "scalar"
         yield Insight(
             about="tensor",
             name=one["name"],
-            figure=f"{size(one['bytes'])} ({one['class']}, {shape} {one['dtype']}{copies})",
+            figure=(
+                f"{size(one['bytes'] * one['copies'])} "
+                f"({one['class']}, {shape} {one['dtype']}{copies})"
+            ),
             advice=advice,
             effect=_memory_effect(estimate, ops, one, saved),
         )
@@ -112,7 +115,8 @@ def _memory_effect(
     ipu = next((one for one in estimate["ipus"] if one["ipu"] == variable["ipu"]), None)
     if ipu is None:
         return ""
-    saved, memory = share * variable["bytes_per_tile"], ipu["memory"]
+    saved = share * variable["bytes_per_tile"] * variable["copies"]
+    memory = ipu["memory"]
     first, last, peak = variable["first_op"], variable["last_op"], memory["peak_op"]
     is_always = first is None or last is None
     if not is_always and (peak is None or not first <= peak <= last):
@@ -193,7 +197,9 @@ def _ops(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insight
     for op in sorted(ops, key=lambda op: -op.call_cycles)[:_MANY]:
         advice, saved = _advice_for_op(op, dtypes)
         where = f" in {op.module}" if op.module else ""
-        share = f"{100 * saved * op.executions / total:.1g} %" if saved else "nothing"
+        effect = "No change that is simple to make"
+        if saved:
+            effect = f"At most {100 * saved * op.executions / total:.1g} % of all op cycles less"
         yield Insight(
             about="op",
             name=op.name,
@@ -202,7 +208,7 @@ def _ops(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insight
                 f"({100 * op.call_cycles / total:.0f} %; {op.kind}{where}, {op.phase})"
             ),
             advice=advice,
-            effect=f"At most {share} of all op cycles less (simulated)",
+            effect=f"{effect} (simulated)",
         )
 
 

@@ -217,7 +217,7 @@ def by_module(
             owner = str(one["name"]).rpartition("___")[2].rpartition(".")[0]
             for path in _around(owner):
                 if path in sums:
-                    sums[path].variable_bytes += one["bytes"]
+                    sums[path].variable_bytes += one["bytes"] * one["copies"]
     return sums
 
 

@@ -81,6 +81,7 @@ _IPU = {
     "stages": ["count"],
     "busy_cycles": "number",
     "use": "number",
+    "parts": dict.fromkeys(_PARTS, "number"),
     "memory": {
         "capacity": "count",
         "peak": "number",

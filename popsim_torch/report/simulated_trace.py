@@ -14,7 +14,6 @@ __all__ = ["CUTS", "Cut", "SimulatedTrace", "num_events"]
 HOST = 900
 """The number of the process of the simulated host."""
 _ROWS = {
-    "setup": 1,
     "forward": 2,
     "backward": 3,
     "update": 4,
@@ -67,7 +66,7 @@ def num_events(estimate: Mapping[str, Any], runs: int, cut: Cut) -> int:
     """
     sizes: dict[tuple[str, int | None], int] = {}
     for op in estimate["ops"]:
-        key = op["phase"], op["stage"]
+        key = op["phase"], op["ipu"] if op["phase"] == "update" else op["stage"]
         sizes[key] = sizes.get(key, 0) + 1
     actions = 0
     with_ops = 0
@@ -76,11 +75,11 @@ def num_events(estimate: Mapping[str, Any], runs: int, cut: Cut) -> int:
         for slot in stretch["slots"]:
             # (with what follows of it: waiting, a copy and its arrow)
             actions += times * 3 * len(slot["actions"])
-            kinds = ((one["kind"], one["stage"]) for one in slot["actions"])
-            with_ops += times * sum(sizes.get(kind, 0) for kind in kinds)
-    update = sum(number for (phase, _), number in sizes.items() if phase == "update")
+            for one in slot["actions"]:
+                owner = one["ipu"] if one["kind"] == "update" else one["stage"]
+                with_ops += times * sizes.get((one["kind"], owner), 0)
     iterations = _kept(_iterations(estimate), cut.iterations) * _kept(max(runs, 1), cut.runs)
-    shown = {"all": iterations * (with_ops + update), "first": len(estimate["ops"]), "no": 0}
+    shown = {"all": iterations * with_ops, "first": len(estimate["ops"]), "no": 0}
     return iterations * (actions + 2 * len(estimate["ipus"])) + shown[cut.ops]
 
 
@@ -109,9 +108,10 @@ class SimulatedTrace:
         self._events, self._estimate, self._cut = events, estimate, cut
         self._us = 1e6 / estimate["device"]["clock_hz"]
         self._ipus = [one["ipu"] for one in estimate["ipus"]]
-        self._ops: dict[tuple[str, int], list[tuple[int, OpCost]]] = {}
+        self._ops: dict[tuple[str, int | None], list[tuple[int, OpCost]]] = {}
         for place, op in enumerate(ops):
-            self._ops.setdefault((op.phase, op.stage), []).append((place, op))
+            owner = op.ipu if op.phase == "update" else op.stage
+            self._ops.setdefault((op.phase, owner), []).append((place, op))
         self._memory = {
             one["ipu"]: {int(op): worst for op, worst, _ in one["liveness"]}
             for one in estimate["ipus"]
@@ -123,6 +123,7 @@ class SimulatedTrace:
         # Where the copies of an action go to: from (kind, stage, micro-batch) of the receiver.
         self._copies: dict[tuple[str, int, int], Event] = {}
         self._free: dict[tuple[int, int], float] = {}
+        self._reduces = 0.0
 
     def add(self, runs: int) -> None:
         """Add the calls, one after the other.
@@ -132,16 +133,22 @@ class SimulatedTrace:
         """
         for ipu in self._ipus:
             self._events.process(ipu, f"IPU {ipu} (simulated)")
-        self._events.process(HOST, "host streams (simulated)")
+        self._events.process(HOST, "host (simulated)")
         now = 0.0
         for run in range(_kept(max(runs, 1), self._cut.runs)):
             now = self._call(now, run)
 
     def _call(self, now: float, run: int) -> float:
-        before, after = self._host_cycles()
-        now = self._host("inputs", now, before, run)
-        now = self._setup(now)
         iterations = _iterations(self._estimate)
+        run_cycles = self._estimate["update"]["cycles"]
+        around = self._estimate["call"]["cycles"] - iterations * run_cycles
+        if around * self._us > 1e-3:
+            self._events.thread(HOST, 1, "calls")
+            args = {"cycles": around, "call": run}
+            self._events.work(
+                HOST, 1, f"begin of call {run}", now * self._us, around * self._us, args
+            )
+            now += around
         shown = _kept(iterations, self._cut.iterations)
         began = now
         for _ in range(shown):
@@ -150,62 +157,23 @@ class SimulatedTrace:
         if shown and iterations > shown:
             rest = iterations - shown
             now = self._left_out(now, rest * (now - began) / shown, f"{rest} device iterations")
-        return self._host("outputs", now, after, run)
-
-    def _host_cycles(self) -> tuple[float, float]:
-        """Return the cycles of the host's streams before and after the work of the IPUs."""
-        traffic, cycles = self._estimate["traffic"], self._estimate["call"]["parts"]["host"]
-        both = traffic["host_in_bytes"] + traffic["host_out_bytes"]
-        before = cycles * traffic["host_in_bytes"] / both if both else cycles
-        return before, cycles - before
-
-    def _host(self, what: str, now: float, cycles: float, run: int) -> float:
-        if not cycles:
-            return now
-        self._events.thread(HOST, 1, "streams")
-        key = "host_in_bytes" if what == "inputs" else "host_out_bytes"
-        args = {"cycles": cycles, "bytes": self._estimate["traffic"][key], "call": run}
-        self._events.work(HOST, 1, what, now * self._us, cycles * self._us, args)
-        return now + cycles
-
-    def _setup(self, now: float) -> float:
-        end = now
-        for (phase, _), ops in self._ops.items():
-            cycles = sum(op.cycles for _, op in ops)
-            if phase == "setup" and cycles:
-                ipu = ops[0][1].ipu
-                begin = self._free.get((ipu, _ROWS["setup"]), now)
-                self._action(ipu, "setup", "setup", max(begin, now), cycles)
-                end = max(end, begin + cycles)
-        return end
-
-    def _iteration(self, now: float) -> float:
-        """Add the micro-batches of a weight update, and the update."""
-        schedule = self._estimate["schedule"]
-        for stretch in schedule["stretches"]:
-            now = self._stretch(stretch, now)
-        if schedule["all_reduce_cycles"]:
-            cycles = schedule["all_reduce_cycles"]
-            for ipu in self._ipus:
-                self._action(ipu, "all-reduce", "all-reduce of gradients", now, cycles)
-            now += cycles
-        if schedule["update_cycles"]:
-            for ipu in self._ipus:
-                cycles = min(self._update_cycles(ipu), schedule["update_cycles"])
-                event = self._action(ipu, "update", "weight update", now, cycles)
-                for stage in self._stages_of(ipu):
-                    self._inside(event, "update", stage, now, cycles)
-                self._wait(ipu, now + cycles, schedule["update_cycles"] - cycles)
-            now += float(schedule["update_cycles"])
         return now
 
-    def _stages_of(self, ipu: int) -> list[int]:
-        return sorted(stage for stage, place in self._stages.items() if place == ipu)
+    def _iteration(self, now: float) -> float:
+        """Add one run of the schedule: in training the micro-batches of a weight update."""
+        schedule = self._estimate["schedule"]
+        self._reduces = schedule["all_reduce_cycles"]
+        for stretch in schedule["stretches"]:
+            now = self._stretch(stretch, now)
+        return self._all_reduce(now)
 
-    def _update_cycles(self, ipu: int) -> float:
-        own = (self._ops.get(("update", stage), []) for stage in self._stages_of(ipu))
-        cycles = sum(op.cycles for ops in own for _, op in ops)
-        return float(cycles or self._estimate["schedule"]["update_cycles"])
+    def _all_reduce(self, now: float) -> float:
+        """Add the sum of gradients over replicas, once; it comes before the weight update."""
+        cycles, self._reduces = self._reduces, 0.0
+        if cycles:
+            for ipu in self._ipus:
+                self._action(ipu, "all-reduce", "all-reduce of gradients", now, cycles)
+        return now + cycles
 
     def _stretch(self, stretch: Mapping[str, Any], now: float) -> float:
         times, began = stretch["times"], now
@@ -230,21 +198,25 @@ class SimulatedTrace:
         time: int,
         steps: Mapping[tuple[str, int | None], int],
     ) -> float:
+        if any(one["kind"] == "update" for one in slot["actions"]):
+            now = self._all_reduce(now)
         ends = dict.fromkeys(self._ipus, now)
         for one in slot["actions"]:
-            kind, ipu, stage = one["kind"], one["ipu"], one["stage"]
+            kind, ipu = one["kind"], one["ipu"]
+            # An update is that of all stages of the IPU.
+            stage = None if kind == "update" else one["stage"]
             micro_batch = one["micro_batch"]
             if micro_batch is not None:
-                micro_batch += time * steps[kind, stage]
+                micro_batch += time * steps[kind, one["stage"]]
             begin = ends.get(ipu, now)
             label = kind if micro_batch is None else f"{kind} {micro_batch}"
             event = self._action(ipu, kind, label, begin, one["cycles"], stage, micro_batch)
-            if stage is not None:
-                self._inside(event, kind, stage, begin, one["cycles"])
+            self._inside(event, (kind, ipu if stage is None else stage), begin, one["cycles"])
             ends[ipu] = begin + one["cycles"]
             self._arrive(event, kind, stage, micro_batch)
             self._copy(kind, stage, ipu, micro_batch, ends[ipu])
-        end = now + float(slot["cycles"]) + float(slot["link_cycles"])
+        # (the copies at the end of a slot are a part of it)
+        end = now + float(slot["cycles"])
         for ipu, own in ends.items():
             self._wait(ipu, own, end - own)
         return end
@@ -269,19 +241,29 @@ class SimulatedTrace:
         self._free[ipu, tid] = begin + cycles
         return self._events.work(ipu, tid, name, begin * self._us, cycles * self._us, args)
 
-    def _inside(self, event: Event, kind: str, stage: int, begin: float, cycles: float) -> None:
-        """Add the ops of an action inside of it, and the memory while they run."""
-        key = kind, stage
+    def _inside(
+        self, event: Event, key: tuple[str, int | None], begin: float, cycles: float
+    ) -> None:
+        """Add the ops of an action inside of it, and the memory while they run.
+
+        An action is longer than its ops by the host's streams, which come first.
+        """
         wanted = self._cut.ops == "all" or (self._cut.ops == "first" and key not in self._detailed)
         ops = self._ops.get(key, [])
         total = sum(op.cycles for _, op in ops)
-        if not wanted or not total:
+        if not wanted or not ops:
             return
         self._detailed.add(key)
         counts = key not in self._counted
         self._counted.add(key)
-        scale = min(1.0, cycles / total)
+        scale = min(1.0, cycles / total) if total else 1.0
         pid, tid, now = event["pid"], event["tid"], begin
+        streams = cycles - total
+        if streams * self._us > 1e-3:
+            self._events.work(
+                pid, tid, "host streams", now * self._us, streams * self._us, {"cycles": streams}
+            )
+            now += streams
         for place, op in ops:
             if counts and place in self._memory.get(pid, {}):
                 self._events.counter(pid, _COUNTER, now * self._us, self._memory[pid][place])

@@ -66,7 +66,7 @@ def _simulated(report: Report) -> Iterator[tuple[str, str]]:
         some = ", ".join(estimate["without_formula"][:3])
         yield (
             "no formula",
-            f"{count(len(estimate['without_formula']), 'op')} that count as no time: {some}",
+            f"{count(len(estimate['without_formula']), 'op')}, counted as no time: {some}",
         )
     yield "validation", validation(report)
 

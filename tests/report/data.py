@@ -8,6 +8,7 @@ from popsim_torch.report.schema import FORMAT
 
 HERTZ = 1.33e9
 TILE_BYTES = 638_976
+PARTS = ("compute", "exchange", "sync", "glue", "links", "host", "update", "all_reduce", "waiting")
 
 
 def make_report(
@@ -107,7 +108,7 @@ class _Maker:
         self.draw = random.Random(seed)
 
     def variable(self, name: str, kind: str, stage: int, shape: list[int], copies: int = 1) -> int:
-        size = 4 * copies
+        size = 4
         for length in shape:
             size *= length
         self.variables.append(
@@ -186,14 +187,12 @@ def make_estimate(
         sums[op["stage"], op["phase"]] += op["cycles"]
     schedule = make_schedule(sums, stages, accumulation if training else iterations, training)
     update = sum(
-        stretch["times"] * sum(slot["cycles"] + slot["link_cycles"] for slot in stretch["slots"])
+        stretch["times"] * sum(slot["cycles"] for slot in stretch["slots"])
         for stretch in schedule["stretches"]
     )
-    update += schedule["update_cycles"] + schedule["all_reduce_cycles"]
+    update += schedule["all_reduce_cycles"]
     times = iterations if training else 1
-    busiest = times * max(
-        sum(slot_cycles(schedule, stage)) + sums[stage, "update"] for stage in range(stages)
-    )
+    busiest = times * max(sum(slot_cycles(schedule, stage)) for stage in range(stages))
     cycles = times * update + 8000
     items = 8 * iterations * replicas * (accumulation if training else 1)
     op_cycles = sum(op["cycles"] * op["executions"] for op in make.ops)
@@ -281,7 +280,7 @@ def slot_cycles(schedule: dict, stage: int) -> list[float]:
         for stretch in schedule["stretches"]
         for slot in stretch["slots"]
         for action in slot["actions"]
-        if action["stage"] == stage
+        if action["ipu"] == stage
     ]
 
 
@@ -378,7 +377,11 @@ def make_schedule(sums, stages, micro_batches, training) -> dict:
     for place in range(total):
         found = actions(place)
         slots.append(
-            {"cycles": cycles(found), "link_cycles": 300.0 if stages > 1 else 0.0, "actions": found}
+            {
+                "cycles": cycles(found) + (300.0 if stages > 1 else 0.0),
+                "link_cycles": 300.0 if stages > 1 else 0.0,
+                "actions": found,
+            }
         )
     steady = total - 2 * fill
     stretches = []
@@ -390,6 +393,19 @@ def make_schedule(sums, stages, micro_batches, training) -> dict:
         ]
     else:
         stretches = [{"times": 1, "slots": slots}]
+    if training:
+        updates = [
+            {
+                "kind": "update",
+                "stage": 0,
+                "ipu": ipu,
+                "micro_batch": None,
+                "cycles": sums[ipu, "update"],
+            }
+            for ipu in range(stages)
+        ]
+        slot = {"cycles": cycles(updates), "link_cycles": 0.0, "actions": updates}
+        stretches.append({"times": 1, "slots": [slot]})
     return {
         "name": "Default",
         "stretches": [one for one in stretches if one["slots"]],
@@ -415,12 +431,12 @@ def _links(stages, training):
 
 def _ipu(make, stage, sums, update):
     own = [one for one in make.variables if one["ipu"] == stage]
-    always = sum(one["bytes_per_tile"] for one in own if one["first_op"] is None)
+    always = sum(one["bytes_per_tile"] * one["copies"] for one in own if one["first_op"] is None)
     liveness = []
     for place, op in enumerate(make.ops):
         if op["ipu"] == stage:
             live = sum(
-                one["bytes_per_tile"]
+                one["bytes_per_tile"] * one["copies"]
                 for one in own
                 if one["first_op"] is not None and one["first_op"] <= place <= one["last_op"]
             )
@@ -440,6 +456,7 @@ def _ipu(make, stage, sums, update):
         "stages": [stage],
         "busy_cycles": busy,
         "use": min(busy / update, 1.0),
+        "parts": dict.fromkeys(PARTS, 100.0),
         "memory": {
             "capacity": TILE_BYTES,
             "peak": peak,
