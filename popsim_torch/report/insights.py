@@ -56,28 +56,46 @@ def find_insights(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterato
 def _tensors(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insight]:
     variables = [one for one in estimate["variables"] if one["class"] != "code"]
     for one in sorted(variables, key=lambda one: -one["bytes"] * one["copies"])[:_MANY]:
-        advice, saved = _advice_for_tensor(estimate, one)
+        recomputable = _is_recomputable(one, ops)
+        advice, saved = _advice_for_tensor(estimate, one, recomputable)
         copies = f", {one['copies']} copies" if one["copies"] > 1 else ""
         shape = " x ".join(map(str, one["shape"])) or "scalar"
         yield Insight(
             about="tensor",
-            name=one["name"],
+            name=one["name"] or _writer(estimate, ops, one),
             figure=(
                 f"{size(one['bytes'] * one['copies'])} "
                 f"({one['class']}, {shape} {one['dtype']}{copies})"
             ),
             advice=advice,
-            effect=_memory_effect(estimate, ops, one, saved),
+            effect=_memory_effect(estimate, ops, one, saved, recomputable),
         )
 
 
+def _is_recomputable(variable: Mapping[str, Any], ops: Sequence[OpCost]) -> bool:
+    """Return whether the forward pass writes a tensor, and a later pass reads it."""
+    if variable["class"] not in ("activations", "stash"):
+        return False
+    first, last = variable["first_op"], variable["last_op"]
+    if first is None or last is None:
+        return variable["class"] == "stash"
+    return ops[first].phase == "forward" and ops[last].phase != "forward"
+
+
+def _writer(estimate: Mapping[str, Any], ops: Sequence[OpCost], variable: Mapping[str, Any]) -> str:
+    """Return the name of a tensor without one: by the op that writes it."""
+    index = next(i for i, one in enumerate(estimate["variables"]) if one is variable)
+    writers = [op.name for op in ops if index in op.outputs]
+    return f"result of {writers[0]}" if writers else "(no name)"
+
+
 def _advice_for_tensor(
-    estimate: Mapping[str, Any], variable: Mapping[str, Any]
+    estimate: Mapping[str, Any], variable: Mapping[str, Any], recomputable: bool
 ) -> tuple[str, float]:
     """Return an advice, and the share of the tensor's bytes that it saves."""
     kind, is_float = variable["class"], variable["dtype"] == "float32"
     replicas = estimate["batch"]["replicas"]
-    if kind in ("activations", "stash") and estimate["training"]:
+    if recomputable:
         copies = max(variable["copies"], 1)
         if copies > 1:
             return (
@@ -110,7 +128,11 @@ def _advice_for_tensor(
 
 
 def _memory_effect(
-    estimate: Mapping[str, Any], ops: Sequence[OpCost], variable: Mapping[str, Any], share: float
+    estimate: Mapping[str, Any],
+    ops: Sequence[OpCost],
+    variable: Mapping[str, Any],
+    share: float,
+    recomputable: bool,
 ) -> str:
     ipu = next((one for one in estimate["ipus"] if one["ipu"] == variable["ipu"]), None)
     if ipu is None:
@@ -124,8 +146,8 @@ def _memory_effect(
     else:
         now = f"{100 * saved / memory['peak']:.0f} % of the peak" if memory["peak"] else "of 0"
         text = f"{size(saved)} less on a tile of IPU {ipu['ipu']} ({now})"
-    if variable["class"] in ("activations", "stash") and estimate["training"]:
-        index = estimate["variables"].index(variable)
+    if recomputable:
+        index = next(i for i, one in enumerate(estimate["variables"]) if one is variable)
         again = sum(op.call_cycles for op in ops if index in op.outputs and op.phase == "forward")
         text += f"; {amount(again)} cycles more in a call, if only its op is repeated"
     return f"{text} (simulated)"
@@ -139,7 +161,7 @@ def _stages(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insi
     for op in ops:
         if op.phase in ("forward", "backward"):
             cycles[op.stage] = cycles.get(op.stage, 0.0) + op.call_cycles
-    if not cycles:
+    if not any(cycles.values()):
         return
     largest = sorted(cycles, key=lambda stage: -cycles[stage])[:_MANY]
     mean, hertz = sum(cycles.values()) / len(cycles), estimate["device"]["clock_hz"]
@@ -194,7 +216,8 @@ def _advice_for_program(estimate: Mapping[str, Any]) -> tuple[str, str]:
 def _ops(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insight]:
     total = sum(op.call_cycles for op in ops) or 1.0
     dtypes = [one["dtype"] for one in estimate["variables"]]
-    for op in sorted(ops, key=lambda op: -op.call_cycles)[:_MANY]:
+    timed = [op for op in ops if op.call_cycles]
+    for op in sorted(timed, key=lambda op: -op.call_cycles)[:_MANY]:
         advice, saved = _advice_for_op(op, dtypes)
         where = f" in {op.module}" if op.module else ""
         effect = "No change that is simple to make"
@@ -204,7 +227,7 @@ def _ops(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insight
             about="op",
             name=op.name,
             figure=(
-                f"{amount(op.call_cycles, op.grade or 'C')} cycles in a call "
+                f"{amount(op.call_cycles, op.grade)} cycles in a call "
                 f"({100 * op.call_cycles / total:.0f} %; {op.kind}{where}, {op.phase})"
             ),
             advice=advice,

@@ -128,7 +128,11 @@ def operations(report: Report) -> str:
         "".join(f"{name:>10} " for name in ("total", "forward", "backward", "update"))
         + f"{'share':>6} {'FLOPs':>8} {'variables':>10} {'grade':>5}  module",
     ]
-    shown = [name for name in tree(list(modules)) if modules[name].cycles >= _LEAST_SHARE * total]
+    shown = [
+        name
+        for name in tree(list(modules))
+        if not name or modules[name].cycles >= _LEAST_SHARE * total
+    ]
     for name in shown[:_MOST_MODULES]:
         lines.append(_module_line(name, modules[name], total))
     if len(shown) < len(modules) or len(shown) > _MOST_MODULES:
