@@ -77,7 +77,7 @@ class Comparison:
             return f"A: {self.first.name}", f"B: {self.second.name}"
         parts = [one.resolve().parts for one in folders if one is not None]
         pairs = zip(*parts, strict=False)
-        common = next((place for place, (a, b) in enumerate(pairs) if a != b), 0)
+        common = next((place for place, (a, b) in enumerate(pairs) if a != b), len(parts[0]) - 1)
         names = ["/".join(one[common:]) or one[-1] for one in parts]
         if len(parts[0]) == len(parts[1]):
             # Of with_feeds/training and without_feeds/training, the end says nothing.

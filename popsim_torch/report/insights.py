@@ -76,9 +76,10 @@ def _is_recomputable(variable: Mapping[str, Any], ops: Sequence[OpCost]) -> bool
     """Return whether the forward pass writes a tensor, and a later pass reads it."""
     if variable["class"] not in ("activations", "stash"):
         return False
-    first, last = variable["first_op"], variable["last_op"]
+    first: int | None = variable["first_op"]
+    last: int | None = variable["last_op"]
     if first is None or last is None:
-        return variable["class"] == "stash"
+        return bool(variable["class"] == "stash")
     return ops[first].phase == "forward" and ops[last].phase != "forward"
 
 

@@ -209,7 +209,9 @@ class SimulatedTrace:
             if micro_batch is not None:
                 micro_batch += time * steps[kind, one["stage"]]
             begin = ends.get(ipu, now)
-            label = kind if micro_batch is None else f"{kind} {micro_batch}"
+            label = "weight update" if kind == "update" else kind
+            if micro_batch is not None:
+                label = f"{kind} {micro_batch}"
             event = self._action(ipu, kind, label, begin, one["cycles"], stage, micro_batch)
             self._inside(event, (kind, ipu if stage is None else stage), begin, one["cycles"])
             ends[ipu] = begin + one["cycles"]
