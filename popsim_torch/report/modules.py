@@ -33,7 +33,6 @@ _ACCUMULATION = "gradient accumulation"
 _PURPOSES = {
     "accumulate": _ACCUMULATION,
     "sgd_combined_accumulate": _ACCUMULATION,
-    "all_reduce": "all-reduce of gradients",
     "gradient_norm": "norm of the gradients",
     **_OPTIMIZERS,
 }
