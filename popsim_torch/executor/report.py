@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from popsim_torch import _native, environment, host_trace, logs
 from popsim_torch.errors import Error
 from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.costs import compiled_estimate
 from popsim_torch.executor.timeline import read_timeline
-from popsim_torch.ir import Graph, Op, Program
-from popsim_torch.machine import Estimate, EstimateRequest, estimate_program
-from popsim_torch.machine.placing import Placings
+from popsim_torch.ir import Graph, Op, Program, RunSettings
+from popsim_torch.machine import Estimate
 from popsim_torch.options import Options
 from popsim_torch.report.folder import choose_folder, write_folder
 from popsim_torch.report.schema import FORMAT
@@ -28,7 +28,7 @@ from popsim_torch.version import __version__
 if TYPE_CHECKING:
     from popsim_torch.executor.device_program import DeviceProgram
 
-__all__ = ["PromisedReport", "wanted_outputs"]
+__all__ = ["PromisedReport", "report_refused", "wanted_outputs"]
 
 _MOST_LANES = 20_000
 """Actions of a call that a report lists."""
@@ -129,7 +129,7 @@ class _Content:
         self.runs: list[dict[str, Any]] = []
         self.lanes = False
         self._options = options
-        self._created = datetime.now().isoformat(timespec="milliseconds")
+        self._created = datetime.now()
         self._pid = os.getpid()
 
     @property
@@ -169,28 +169,27 @@ class _Content:
 
     def write(self) -> None:
         """Write the report; a failure to write is only a warning."""
-        if os.getpid() != self._pid:  # a forked process that ends; the first one writes
-            return
-        trace = host_trace.current()
-        try:
-            marked = [] if trace is None else trace.events
-            write_folder(self.folder, self.outputs, self._report(), marked)
-        except OSError as error:
-            logs.python.warning("Options.enableProfiling: the report cannot be written: %s", error)
+        if os.getpid() == self._pid:  # not a forked process that ends
+            _write(self.folder, self.outputs, self._report())
 
     def _report(self) -> dict[str, Any]:
+        compiled = self.compiled
         estimate, problem = self._estimate()
         cycles = None if estimate is None else {"cycles": estimate.cycles}
+        plan = compiled.executable.plan
         return {
-            "format": FORMAT,
-            "popsim_torch": __version__,
-            "name": self.folder.name,
-            "created": self._created,
-            "pid": self._pid,
-            "calls": self.compiled.executable.num_runs,
-            "simulated": _SIMULATED,
-            "static": self._static(),
-            "validation": None,
+            **_head(self.folder.name, self._created),
+            "calls": compiled.executable.num_runs,
+            "static": {
+                **_static(compiled.run, self._options, training=compiled.plan is not None),
+                "compilation_seconds": compiled.duration.total_seconds(),
+                "host_memory": {
+                    "weights_and_states_bytes": plan.persistent_bytes,
+                    "activations_bytes": plan.arena_bytes,
+                    "activations_in_use_bytes": plan.peak_live_bytes,
+                },
+                "host_ops": _ops(compiled.host_program),
+            },
             "no_estimate": problem,
             "runs": [{**run, "simulated": cycles} for run in self.runs],
             "estimate": None if estimate is None else estimate.as_dict(),
@@ -199,44 +198,78 @@ class _Content:
     def _estimate(self) -> tuple[Estimate | None, str | None]:
         """Return the estimate, or None and why there is none."""
         try:
-            return estimate_compiled(self.compiled, self._options), None
+            return compiled_estimate(self.compiled, self._options), None
         except Error as error:
             return None, error.message
 
-    def _static(self) -> dict[str, Any]:
-        compiled = self.compiled
-        run, plan = compiled.run, compiled.executable.plan
-        return {
-            "training": compiled.plan is not None,
-            "num_ipus": run.num_ipus,
-            "device_iterations": run.loop.device_iterations,
-            "gradient_accumulation": run.loop.gradient_accumulation,
-            "compilation_seconds": compiled.duration.total_seconds(),
-            "options": {name: str(value) for name, value in self._options._figures().items()},
-            "host_memory": {
-                "weights_and_states_bytes": plan.persistent_bytes,
-                "activations_bytes": plan.arena_bytes,
-                "activations_in_use_bytes": plan.peak_live_bytes,
-            },
-            "host_ops": _ops(compiled.host_program),
-        }
+
+def report_refused(
+    program: Program, run: RunSettings, options: Options, estimate: Estimate, *, training: bool
+) -> Path | None:
+    """Write the report of a program that is refused because it does not fit, and never runs.
+
+    Args:
+        program: The program that is the same on every machine.
+        run: The settings of its runs.
+        options: The options.
+        estimate: The estimate.
+        training: Whether it trains.
+
+    Returns:
+        The folder of the report; None if the options ask for none, or it cannot be written.
+    """
+    outputs = wanted_outputs(options)
+    if outputs is None:
+        return None
+    name = options.model_name if options.exists("model_name") else None
+    folder = choose_folder(outputs.directory, name, training=training, loop=False)
+    report = {
+        **_head(folder.name, datetime.now()),
+        "calls": 0,
+        "static": {
+            **_static(run, options, training=training),
+            "compilation_seconds": 0.0,
+            "host_memory": {},
+            "host_ops": _ops(program),
+        },
+        "no_estimate": None,
+        "runs": [],
+        "estimate": estimate.as_dict(),
+    }
+    return folder if _write(folder, outputs, report) else None
 
 
-def estimate_compiled(compiled: CompiledModel, options: Options) -> Estimate:
-    """Return what a compiled model would cost on the machine of its options."""
-    version = environment.ipu_model_version()
-    if options.exists("ipu_version"):
-        version = options.ipu_version
-    return estimate_program(
-        EstimateRequest(
-            program=compiled.program,
-            run=compiled.run,
-            training=compiled.plan is not None,
-            version=version,
-            proportions=dict(options.available_memory_proportion),
-            placings=Placings(options, compiled.run.loop.replicas),
-        )
-    )
+def _write(folder: Path, outputs: Outputs, report: dict[str, Any]) -> bool:
+    """Write a report; return whether it could be written."""
+    trace = host_trace.current()
+    try:
+        write_folder(folder, outputs, report, [] if trace is None else trace.events)
+    except OSError as error:
+        logs.python.warning("Options.enableProfiling: the report cannot be written: %s", error)
+        return False
+    return True
+
+
+def _head(name: str, created: datetime) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "popsim_torch": __version__,
+        "name": name,
+        "created": created.isoformat(timespec="milliseconds"),
+        "pid": os.getpid(),
+        "simulated": _SIMULATED,
+        "validation": None,
+    }
+
+
+def _static(run: RunSettings, options: Options, *, training: bool) -> dict[str, Any]:
+    return {
+        "training": training,
+        "num_ipus": run.num_ipus,
+        "device_iterations": run.loop.device_iterations,
+        "gradient_accumulation": run.loop.gradient_accumulation,
+        "options": {name: str(value) for name, value in options._figures().items()},
+    }
 
 
 def _ops(program: Program) -> list[dict[str, Any]]:

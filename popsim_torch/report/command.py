@@ -39,7 +39,8 @@ def report_command(arguments: Sequence[str]) -> int:
         return _say("--output is for --compare", _USAGE_ERROR)
     try:
         if given.compare is not None:
-            made = _compare(*given.compare, given.output or _COMPARISON)
+            first, second = given.compare
+            made = _compare(first, second, given.output or _COMPARISON)
         else:
             made = _show(Path(given.folder), operations=given.operations)
     except Error as error:

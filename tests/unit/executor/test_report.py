@@ -353,3 +353,36 @@ def test_engine_options_without_effect_are_told_once(tmp_path, caplog):
         train(Net(), options)(X[:1], Y[:1])
     told = [record.message for record in caplog.records if "engine option" in record.message]
     assert told == ["The engine option 'target.hostSyncTimeout' has no effect."]
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_program_that_does_not_fit_is_reported_before_it_is_refused(tmp_path, caplog, wanted):
+    options = make_options().machine(tiles=1, out_of_memory="raise")
+    if wanted:
+        options.enableProfiling(tmp_path)
+    net = torch.nn.Linear(1000, 400)
+    model = poptorch.inferenceModel(net, options)
+    with pytest.raises(poptorch.Error, match="Cannot fit all variable data") as error:
+        model(torch.ones(1, 1000))
+    folder = tmp_path / "inference"
+    where = f"Out of memory, the graph profile is available here: {folder}"
+    assert (where in error.value.message) == wanted == (where in caplog.text)
+    if not wanted:
+        assert not list(tmp_path.iterdir())
+        return
+    found = poptorch.report.open(folder)
+    assert found.calls == 0 and found.runs == ()
+    assert found.estimate["verdict"] == "does not fit"
+    assert "it does not fit" in str(found)
+
+
+def test_a_report_says_why_there_is_no_estimate(tmp_path):
+    options = make_options().machine(ipus=1).enableProfiling(tmp_path)
+    options.replicationFactor(2)
+    model = poptorch.inferenceModel(Net(), options)
+    model(X)
+    model.destroy()
+    found = poptorch.report.open(tmp_path)
+    assert found.estimate is None and "the model takes 2 IPUs" in found.why_no_estimate
+    assert "There is no estimate" in (tmp_path / "inference" / "report.html").read_text()
+    assert (tmp_path / "inference" / "trace.json").exists()
