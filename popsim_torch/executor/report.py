@@ -23,6 +23,7 @@ from popsim_torch.options import Options
 from popsim_torch.report.folder import choose_folder, write_folder
 from popsim_torch.report.schema import FORMAT
 from popsim_torch.report.settings import Outputs, read_settings
+from popsim_torch.report.validated import read_validation
 from popsim_torch.version import __version__
 
 if TYPE_CHECKING:
@@ -258,7 +259,7 @@ def _head(name: str, created: datetime) -> dict[str, Any]:
         "created": created.isoformat(timespec="milliseconds"),
         "pid": os.getpid(),
         "simulated": _SIMULATED,
-        "validation": None,
+        "validation": read_validation(),
     }
 
 

@@ -9,6 +9,7 @@ import popsim_torch as poptorch
 from popsim_torch import logs
 from popsim_torch.report.folder import choose_folder, write_folder
 from popsim_torch.report.settings import Outputs, read_settings
+from popsim_torch.report.validated import read_validation, write_validation
 from tests.report.data import make_report
 
 FILES = ["debug.json", "framework.json", "profile.pop", "report.html", "trace.json"]
@@ -188,3 +189,14 @@ def test_the_page_shows_the_notes_of_the_program(tmp_path):
     write_folder(tmp_path / "x", outputs(tmp_path), make_report())
     assert '"learning rate":0.25' in (tmp_path / "x" / "report.html").read_text()
     assert json.loads((tmp_path / "x" / "app.json").read_text()) == {"learning rate": 0.25}
+
+
+def test_the_result_of_the_validation_is_kept(tmp_path):
+    file = tmp_path / "validated.json"
+    assert read_validation(file) is None
+    write_validation(12, 11, ("V4", -0.11), file)
+    found = read_validation(file)
+    assert found == make_report()["validation"] | {"worst": {"id": "V4", "error": -0.11}}
+    data = {**make_report(), "validation": found}
+    write_folder(tmp_path / "x", outputs(tmp_path), data)
+    assert "worst V4 by -11 %" in str(poptorch.report.open(tmp_path / "x"))

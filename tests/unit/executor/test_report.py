@@ -293,13 +293,6 @@ def test_a_report_that_cannot_be_written_is_a_warning(tmp_path, caplog):
     assert not model.isCompiled()
 
 
-@pytest.mark.parametrize("wanted", [True, False])
-def test_cycles_that_are_not_counted_are_warned_of(caplog, wanted):
-    model = train(Net(), make_options().logCycleCount(wanted))
-    model(X, Y)
-    assert caplog.text.count("no cycles are counted") == wanted
-
-
 @pytest.fixture
 def nothing_was_said(monkeypatch):
     monkeypatch.setattr(logs, "_warned", set())
@@ -376,13 +369,17 @@ def test_a_program_that_does_not_fit_is_reported_before_it_is_refused(tmp_path, 
     assert "it does not fit" in str(found)
 
 
-def test_a_report_says_why_there_is_no_estimate(tmp_path):
-    options = make_options().machine(ipus=1).enableProfiling(tmp_path)
-    options.replicationFactor(2)
-    model = poptorch.inferenceModel(Net(), options)
-    model(X)
+def test_a_report_says_why_there_is_no_estimate(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise poptorch.Error("the machine has no tiles left")
+
+    monkeypatch.setattr("popsim_torch.executor.report.compiled_estimate", refuse)
+    model = train(Net(), make_options().enableProfiling(tmp_path))
+    model(X[:1], Y[:1])
     model.destroy()
     found = poptorch.report.open(tmp_path)
-    assert found.estimate is None and "the model takes 2 IPUs" in found.why_no_estimate
-    assert "There is no estimate" in (tmp_path / "inference" / "report.html").read_text()
-    assert (tmp_path / "inference" / "trace.json").exists()
+    assert found.estimate is None and "no tiles left" in found.why_no_estimate
+    assert found.runs[0].simulated_cycles is None and len(found.runs[0].lanes) == 3
+    assert "no tiles left" in (tmp_path / "training" / "report.html").read_text()
+    trace = json.loads((tmp_path / "training" / "trace.json").read_text())
+    assert {one["pid"] for one in trace["traceEvents"]} == {1000}
