@@ -1,6 +1,16 @@
 """PopTorch programs on a simulated IPU: ``import popsim_torch as poptorch``."""
 
-from popsim_torch import enums, ops, optim, options, poptorch_core, profiling, tensors, testing
+from popsim_torch import (
+    enums,
+    ops,
+    optim,
+    options,
+    poptorch_core,
+    profiling,
+    report,
+    tensors,
+    testing,
+)
 from popsim_torch.alias import install, uninstall
 from popsim_torch.annotations import (
     MultiConv,
@@ -336,6 +346,7 @@ __all__ = [
     "removeBlocks",
     "repeat",
     "replay",
+    "report",
     "reset_pipeline_stage_assignment",
     "serializedMatMul",
     "setLogLevel",

@@ -9,6 +9,7 @@ from popsim_torch import names_command
 from popsim_torch.capsules import replay_command
 from popsim_torch.processor import build_info
 from popsim_torch.records.command import diff
+from popsim_torch.report.command import report_command
 from popsim_torch.runner import CannotStart, run_module, run_script
 
 _USAGE = """\
@@ -17,6 +18,8 @@ usage: popsim run [--replace] [--] script.py [arguments ...]
        popsim names file.py:function [--select PATTERN ...] [--json]
        popsim diff [--tolerance T] [--json] run_a run_b
        popsim replay file.capsule
+       popsim report [--operations] [--open] folder
+       popsim report --compare [--output FILE] [--open] folder_a folder_b
        popsim info
 
 commands:
@@ -28,6 +31,9 @@ commands:
   diff    say where two recorded runs first differ
   replay  repeat the device iteration that Options.watch wrote to a file, and say
           where its first bad number came from
+  report  print what a program would cost on an IPU (simulated), from the report
+          that Options.enableProfiling wrote, and say where its page is; or
+          compare two reports
   info    print what this installation computes with
 
 options of run:
@@ -43,6 +49,13 @@ options of diff:
   --json         print the difference as JSON
   The exit code is 0 if the runs are equal, 1 if they differ, 2 for a mistake, or
   if too little of the runs can be compared to say.
+
+options of report:
+  --compare      compare two reports, and write the page comparison.html
+  --output FILE  the page of the comparison
+  --operations   print only the cost of modules by phase
+  --open         show the page in a browser
+  The exit code is 2 for a mistake, or a report that cannot be opened.
 
 `python -m popsim_torch` is the same command.
 """
@@ -114,6 +127,7 @@ _COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "info": _info,
     "diff": diff,
     "replay": replay_command,
+    "report": report_command,
 }
 """What each command does with its arguments; it returns the exit code."""
 

@@ -1,8 +1,9 @@
-"""``Channel``: marks parts of a program by name in the trace that PopVision shows.
+"""``Channel``: marks parts of a program by name in a trace.
 
-A trace is written if the environment variable ``PVTI_OPTIONS`` is set and the trace library,
-``libpvti`` of Graphcore's SDK, is installed. Otherwise the marks do nothing, and cost almost no
-time.
+A trace is written if the environment variable ``PVTI_OPTIONS`` turns it on, for example
+``{"enable": "true", "directory": "reports"}``: by ``libpvti`` of Graphcore's SDK, for PopVision, if
+that is installed, and otherwise as ``<directory>/popsim_host__<date>__<time>__<pid>.trace.json``,
+which Perfetto and Chrome open. Without the variable the marks do nothing, and cost almost no time.
 """
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from __future__ import annotations
 import copyreg
 import functools
 import importlib
+import json
 import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, TypeVar
+
+from popsim_torch import host_trace
+from popsim_torch.errors import UsageValueError
 
 __all__ = ["Channel"]
 
@@ -105,9 +110,23 @@ def _new(kind: Any, *arguments: Any) -> Any:
 
 
 def _trace_library() -> Any:
-    if not os.environ.get("PVTI_OPTIONS"):
+    options = os.environ.get("PVTI_OPTIONS")
+    if not options:
         return None
     try:
         return importlib.import_module("libpvti")
     except ImportError:
-        return None
+        return host_trace.wanted(_settings(options))
+
+
+def _settings(options: str) -> dict[str, Any]:
+    try:
+        settings = json.loads(options)
+    except (ValueError, RecursionError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise UsageValueError(
+            f"The environment variable PVTI_OPTIONS is {options!r}. It has to be a JSON object "
+            'such as {"enable": "true", "directory": "reports"}, or unset.'
+        )
+    return settings

@@ -38,6 +38,7 @@ from popsim_torch.executor.placement import place
 from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
 from popsim_torch.executor.replicas import check_buffers, check_enqueues
+from popsim_torch.executor.report import report_refused
 from popsim_torch.executor.updates import check_steps
 from popsim_torch.executor.watching import watches
 from popsim_torch.files.cache import CachedProgram, cached_program
@@ -222,7 +223,15 @@ def state_program(c: Compilation) -> None:
 
 def weigh_memory(c: Compilation) -> None:
     """Check whether the program fits the simulated machine, if the options ask for it."""
-    check_memory(c.found.program, run_settings(c), c.request.options, trains=c.plan is not None)
+    run, options, trains = run_settings(c), c.request.options, c.plan is not None
+    program = c.found.program
+    check_memory(
+        program,
+        run,
+        options,
+        trains=trains,
+        report=lambda estimate: report_refused(program, run, options, estimate, training=trains),
+    )
 
 
 def fit_program(c: Compilation) -> None:

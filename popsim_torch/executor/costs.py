@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
@@ -86,7 +87,14 @@ def compiled_estimate(compiled: CompiledModel, options: Options) -> Estimate:
     return estimate_program(request)
 
 
-def check_memory(program: Program, run: RunSettings, options: Options, *, trains: bool) -> None:
+def check_memory(
+    program: Program,
+    run: RunSettings,
+    options: Options,
+    *,
+    trains: bool,
+    report: Callable[[Estimate], Path | None] = lambda estimate: None,
+) -> None:
     """Warn or raise an error if a program does not fit ``Options.machine``.
 
     Without that setting nothing is estimated.
@@ -96,6 +104,8 @@ def check_memory(program: Program, run: RunSettings, options: Options, *, trains
         run: The settings of its runs.
         options: The options of the model.
         trains: Whether it trains.
+        report: Writes the report of a program that is refused, if the options ask for one, and
+            returns its folder.
 
     Raises:
         Error: The machine has too few IPUs; or the program does not fit, and the options ask for
@@ -112,7 +122,13 @@ def check_memory(program: Program, run: RunSettings, options: Options, *, trains
         return
     text = _description(estimate)
     if machine.out_of_memory == "raise":
-        logs.python.error("%s", text)
+        folder = report(estimate)
+        if folder is None:
+            logs.python.error("%s", text)
+        else:
+            where = f"Out of memory, the graph profile is available here: {folder}"
+            logs.python.error("%s", where)
+            text = f"{text} {where}"
         raise Error(text, error_type=_BACK_END)
     logs.python.warning(
         "%s The program runs all the same; Options.machine(out_of_memory='raise') makes this an "

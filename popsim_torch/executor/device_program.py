@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.joining import check_replicas, join, share_random_state
-from popsim_torch.executor.report import promise_report
+from popsim_torch.executor.report import PromisedReport, wanted_outputs
 from popsim_torch.executor.watch import NumberWatcher
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
@@ -71,6 +70,7 @@ class DeviceProgram:
         carried: Names of the buffers that hold a loop's carried values.
         exchange: What a run needs to exchange gradients with other processes; None if the program
             trains alone.
+        keeps_timeline: Whether the user wants runs to be recorded (``record_timeline``).
         warned: The warnings that were already given for this program and earlier ones.
         replica_groups: The group of each replica, by the name of the parameter that has a value for
             each group.
@@ -104,8 +104,9 @@ class DeviceProgram:
         self.after_run: Callable[[CompiledModel], object] | None = None
         # Called at the end of each run, if conditions depend on its statistics; may call ``ring``.
         self.judge: Callable[[], object] | None = None
+        self.keeps_timeline = False
         self._fixed = fixed
-        self._report: weakref.finalize[Any, Any] | None = None  # writes profile.pop
+        self._report: PromisedReport | None = None
         self._watcher: NumberWatcher | None = None  # since the first bad number
         self._wrapping: host_weights.Wrapping | None = None  # the wrapping of the host's model
 
@@ -157,7 +158,9 @@ class DeviceProgram:
         Raises:
             Error: No device is free, or the model's weights are not those of the compilation. Then
                 there is no program, and no device is held.
+            UsageValueError: An engine option for reports has a wrong value.
         """
+        reported = wanted_outputs(self.options)
         compiled.executable.seed, compiled.executable.step = random_state
         state = DeviceState(self.module, compiled, fixed=self._fixed)
         self.connection.attach_compiled(compiled.run.num_ipus)
@@ -173,10 +176,11 @@ class DeviceProgram:
         # If a line before this one fails, nothing has changed.
         self.compiled, self.state = compiled, state
         self.options._take_anchors(self, _COMPILED)
-        self._report = promise_report(self, compiled, self.options)
         self.weights.attach(state)
         self.ready = compiled if self.connection.attached else None
         self.after_take(self)
+        # After ``after_take``, which may set ``judge``: the report uses it for the first calls.
+        self._report = None if reported is None else PromisedReport(self, compiled, reported)
         return state
 
     def attach(self) -> CompiledModel:
@@ -201,6 +205,11 @@ class DeviceProgram:
         """Release the device; the program stays, and keeps all variables except the weights."""
         self.ready = None
         self._leave(self.state)
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether the program is a loop of a function, not a model of an executor."""
+        return self._fixed
 
     @property
     def traffic(self) -> Traffic:
@@ -389,12 +398,13 @@ class DeviceProgram:
         """Release program and device; the caller has already fetched what it needs."""
         self.before_release(self)
         if self._report is not None:
-            self._report()
+            self._report.write()
         self._leave(self.state)
         self.compiled = self.state = self.ready = self._report = self._watcher = None
         self.options._take_anchors(self)
         self.last_complete_run = 0
         self.alarm = None
+        self.keeps_timeline = False
         self.weights.detach()
         if self._wrapping is not None:
             self._wrapping.undo()

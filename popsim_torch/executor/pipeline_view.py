@@ -71,6 +71,7 @@ class PipelineView:
         compiled = self._device.require_compiled("record_timeline")
         with _native.translated_errors():
             compiled.executable.record(bool(on))
+        self._device.keeps_timeline = bool(on)
 
     def timeline(self) -> Timeline:
         """Return when each stage began and ended its work in the latest recorded run.
@@ -90,6 +91,8 @@ class PipelineView:
     def _latest(self) -> Timeline | None:
         compiled = self._device.compiled
         assert compiled is not None
+        if not self._device.keeps_timeline:
+            return None  # (a report may have recorded runs for itself)
         with _native.translated_errors():
             recorded = compiled.executable.timeline()
         return None if recorded is None else read_timeline(compiled, recorded)

@@ -1,133 +1,275 @@
-"""``profile.pop``: the report of a compiled model that ``Options.enableProfiling`` asks for.
+"""Collects what a compiled model's report says, which ``Options.enableProfiling`` asks for.
 
-It is a JSON object with the compiled model, the number of runs, the time of the last call, the
-bytes that the program needs, and its ops in the order of execution, each with its stage, the line
-of code it comes from and the tensors that it writes. Tools for real IPU reports cannot read it.
+The first calls are recorded, and the report is written when the executor goes. What it looks like
+is the matter of ``popsim_torch.report``.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
+import os
 import weakref
-from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from popsim_torch import environment, logs
-from popsim_torch.errors import closest_names
+from popsim_torch import _native, environment, host_trace, logs
+from popsim_torch.errors import Error
 from popsim_torch.executor.compiled_model import CompiledModel
-from popsim_torch.ir import Graph, Op, Program
+from popsim_torch.executor.costs import compiled_estimate
+from popsim_torch.executor.timeline import read_timeline
+from popsim_torch.ir import Graph, Op, Program, RunSettings
+from popsim_torch.machine import Estimate
 from popsim_torch.options import Options
+from popsim_torch.report.folder import choose_folder, write_folder
+from popsim_torch.report.schema import FORMAT
+from popsim_torch.report.settings import Outputs, read_settings
+from popsim_torch.report.validated import read_validation
 from popsim_torch.version import __version__
 
-__all__ = ["promise_report"]
+if TYPE_CHECKING:
+    from popsim_torch.executor.device_program import DeviceProgram
 
-_REPORTS = ("autoReport.all", "autoReport.outputGraphProfile", "autoReport.outputExecutionProfile")
-"""Engine options that ask for a report."""
-_ACTING = (*_REPORTS, "autoReport.directory", "debug.allowOutOfMemory")
-"""Engine options that take effect, and one that ``Options.enableProfiling`` sets."""
-_KNOWN = (
-    *_ACTING,
-    "autoReport.executionProfileProgramRunCount",
-    "autoReport.outputArchive",
-    "autoReport.outputDebugInfo",
-    "autoReport.outputLoweredVars",
-    "autoReport.outputSerializedGraph",
-    "autoReport.streamAtEachRun",
+__all__ = ["PromisedReport", "report_refused", "wanted_outputs"]
+
+_MOST_LANES = 20_000
+"""Actions of a call that a report lists."""
+_SIMULATED = (
+    "Every figure in 'estimate', and 'simulated' in 'runs', is simulated: it is what a model of "
+    "the machine gives. 'measured' in 'runs' are seconds on this computer."
 )
-_taken: set[Path] = set()
-"""The folders of the reports that this process has written or will write."""
 
 
-def promise_report(
-    executor: object, compiled: CompiledModel, options: Options
-) -> weakref.finalize[Any, Any] | None:
-    """Arrange that a report is written when the executor is deleted, or at exit.
+def wanted_outputs(options: Options) -> Outputs | None:
+    """Return what the engine options ask for; None if they ask for no report.
+
+    Those of the environment win over those of the options.
+
+    Raises:
+        UsageValueError: An engine option has a value that it cannot have.
+    """
+    return read_settings(
+        {
+            **options._Popart.options.get("engineOptions", {}),
+            **environment.json_object("POPLAR_ENGINE_OPTIONS"),
+        }
+    )
+
+
+class PromisedReport:
+    """A report that is written when the owner of a program is deleted, or at exit.
+
+    Until then it records calls, as many as are wanted.
 
     Args:
-        executor: The executor; this function does not keep it alive.
-        compiled: The compiled model of the executor.
-        options: The options of the executor; they have the folder of the reports.
-
-    Returns:
-        An object that writes the report once, when it is called; None if no report is wanted.
+        device: The program with its options; the report does not keep it alive.
+        compiled: The compiled model.
+        outputs: What the report has.
     """
-    target = _target(options, training=compiled.plan is not None)
-    return None if target is None else weakref.finalize(executor, _write, target, compiled)
+
+    def __init__(self, device: DeviceProgram, compiled: CompiledModel, outputs: Outputs) -> None:
+        options = device.options
+        folder = choose_folder(
+            outputs.directory,
+            options.model_name if options.exists("model_name") else None,
+            training=compiled.plan is not None,
+            loop=device.is_loop,
+        )
+        self._content = content = _Content(folder, outputs, compiled, options)
+        self._write = weakref.finalize(device, content.write)
+        self._device = weakref.ref(device)
+        self._judge = device.judge
+        self._is_recording = outputs.execution and outputs.runs > 0
+        if self._is_recording:
+            # A hook of the first calls only: later ones, and those without a report, cost nothing.
+            device.judge = self._note_run
+            content.lanes = content.num_actions <= _MOST_LANES
+            if content.lanes:
+                with _native.translated_errors():
+                    compiled.executable.record(True)
+
+    def write(self) -> None:
+        """Write the report now, without what happens later."""
+        self._stop()
+        self._write()
+
+    def _note_run(self) -> None:
+        """Record the call that has ended, then do what is done after every call."""
+        content = self._content
+        content.note_run()
+        if len(content.runs) >= content.outputs.runs:
+            self._stop()
+        if self._judge is not None:
+            self._judge()
+
+    def _stop(self) -> None:
+        """Record no more calls."""
+        device, content = self._device(), self._content
+        if device is None or not self._is_recording:
+            return
+        self._is_recording = False
+        device.judge = self._judge
+        if content.lanes and not device.keeps_timeline:
+            with _native.translated_errors():
+                content.compiled.executable.record(False)
 
 
-def _target(options: Options, *, training: bool) -> Path | None:
-    """Return the folder of the report; None if no report is wanted."""
-    settings = {
-        **environment.json_object("POPLAR_ENGINE_OPTIONS"),
-        **options._Popart.options.get("engineOptions", {}),
-    }
-    _tell_ineffective(settings)
-    if not any(str(settings.get(name)).lower() == "true" for name in _REPORTS):
-        return None
-    name = options.model_name if options.exists("model_name") else None
-    directory = Path(str(settings.get("autoReport.directory", ".")))
-    # An absolute path: a program may change its working directory.
-    return _free(directory.absolute() / (name or ("training" if training else "inference")))
+class _Content:
+    """What the report says; it does not keep the owner of the program alive.
 
+    Args:
+        folder: The folder of the report.
+        outputs: What the report has.
+        compiled: The compiled model.
+        options: The options.
+    """
 
-def _free(directory: Path) -> Path:
-    """Return a folder for a report: each program of a process has its own."""
-    names = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
-    found = (directory.with_name(directory.name + name) / "profile.pop" for name in names)
-    target = next(one for one in found if one not in _taken)
-    _taken.add(target)
-    return target
+    def __init__(
+        self, folder: Path, outputs: Outputs, compiled: CompiledModel, options: Options
+    ) -> None:
+        self.folder, self.outputs, self.compiled = folder, outputs, compiled
+        self.runs: list[dict[str, Any]] = []
+        self.lanes = False
+        self._options = options
+        self._created = datetime.now()
+        self._pid = os.getpid()
 
+    @property
+    def num_actions(self) -> int:
+        """The number of actions of stages in a call."""
+        loop = self.compiled.run.loop
+        stages = len(self.compiled.executable.plan.lane_of_stage)
+        passes = 2 if self.compiled.plan is not None else 1
+        micro_batches = loop.device_iterations * loop.gradient_accumulation * loop.replicas
+        return micro_batches * stages * passes + loop.device_iterations
 
-def _tell_ineffective(settings: Mapping[str, object]) -> None:
-    """Warn of engine options that ask for something and have no effect; once for each option."""
-    for name, value in settings.items():
-        if name in _ACTING or str(value).lower() == "false":
-            continue
-        if name in _KNOWN or not name.lower().startswith("autoreport."):
-            logs.warn_once("The engine option '%s' has no effect.", name)
-            continue
-        near = closest_names(name, _KNOWN, 1)
-        logs.warn_once(
-            "There is no engine option '%s'; it has no effect.%s",
-            name,
-            f" The nearest one is '{near[0]}'." if near else "",
+    def note_run(self) -> None:
+        """Keep when the last call began and ended, and what its threads did."""
+        executable = self.compiled.executable
+        _, begin, end = executable.last_run
+        recorded = executable.timeline() if self.lanes else None
+        lanes = [] if recorded is None else read_timeline(self.compiled, recorded)
+        names = ("kind", "stage", "micro_batch", "device_iteration", "replica", "thread")
+        self.runs.append(
+            {
+                "number": executable.num_runs - 1,
+                "measured": {
+                    "begin": begin,
+                    "end": end,
+                    "lanes": [
+                        {
+                            **{name: getattr(one, name) for name in names},
+                            "begin": round(one.begin, 9),
+                            "end": round(one.end, 9),
+                        }
+                        for one in lanes
+                    ],
+                    "lanes_left_out": 0 if self.lanes else self.num_actions,
+                },
+            }
         )
 
+    def write(self) -> None:
+        """Write the report; a failure to write is only a warning."""
+        if os.getpid() == self._pid:  # not a forked process that ends
+            _write(self.folder, self.outputs, self._report())
 
-def _write(target: Path, compiled: CompiledModel) -> None:
-    """Write the report of a model; a failure to write is only a warning."""
+    def _report(self) -> dict[str, Any]:
+        compiled = self.compiled
+        estimate, problem = self._estimate()
+        cycles = None if estimate is None else {"cycles": estimate.cycles}
+        plan = compiled.executable.plan
+        return {
+            **_head(self.folder.name, self._created),
+            "calls": compiled.executable.num_runs,
+            "static": {
+                **_static(compiled.run, self._options, training=compiled.plan is not None),
+                "compilation_seconds": compiled.duration.total_seconds(),
+                "host_memory": {
+                    "weights_and_states_bytes": plan.persistent_bytes,
+                    "activations_bytes": plan.arena_bytes,
+                    "activations_in_use_bytes": plan.peak_live_bytes,
+                },
+                "host_ops": _ops(compiled.host_program),
+            },
+            "no_estimate": problem,
+            "runs": [{**run, "simulated": cycles} for run in self.runs],
+            "estimate": None if estimate is None else estimate.as_dict(),
+        }
+
+    def _estimate(self) -> tuple[Estimate | None, str | None]:
+        """Return the estimate, or None and why there is none."""
+        try:
+            return compiled_estimate(self.compiled, self._options), None
+        except Error as error:
+            return None, error.message
+
+
+def report_refused(
+    program: Program, run: RunSettings, options: Options, estimate: Estimate, *, training: bool
+) -> Path | None:
+    """Write the report of a program that is refused because it does not fit, and never runs.
+
+    Args:
+        program: The program that is the same on every machine.
+        run: The settings of its runs.
+        options: The options.
+        estimate: The estimate.
+        training: Whether it trains.
+
+    Returns:
+        The folder of the report; None if the options ask for none, or it cannot be written.
+    """
+    outputs = wanted_outputs(options)
+    if outputs is None:
+        return None
+    name = options.model_name if options.exists("model_name") else None
+    folder = choose_folder(outputs.directory, name, training=training, loop=False)
+    report = {
+        **_head(folder.name, datetime.now()),
+        "calls": 0,
+        "static": {
+            **_static(run, options, training=training),
+            "compilation_seconds": 0.0,
+            "host_memory": {},
+            "host_ops": _ops(program),
+        },
+        "no_estimate": None,
+        "runs": [],
+        "estimate": estimate.as_dict(),
+    }
+    return folder if _write(folder, outputs, report) else None
+
+
+def _write(folder: Path, outputs: Outputs, report: dict[str, Any]) -> bool:
+    """Write a report; return whether it could be written."""
+    trace = host_trace.current()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(json.dumps(_report(target, compiled), indent=1) + "\n")
+        write_folder(folder, outputs, report, [] if trace is None else trace.events)
     except OSError as error:
         logs.python.warning("Options.enableProfiling: the report cannot be written: %s", error)
+        return False
+    return True
 
 
-def _report(target: Path, compiled: CompiledModel) -> dict[str, Any]:
-    executable, run = compiled.executable, compiled.run
-    num_runs = executable.num_runs
-    _, begin, end = executable.last_run if num_runs else (0.0, 0.0, 0.0)
-    plan = executable.plan
+def _head(name: str, created: datetime) -> dict[str, Any]:
     return {
-        "format": "popsim_torch report 1",
+        "format": FORMAT,
         "popsim_torch": __version__,
-        "model": target.parent.name,
-        "training": compiled.plan is not None,
+        "name": name,
+        "created": created.isoformat(timespec="milliseconds"),
+        "pid": os.getpid(),
+        "simulated": _SIMULATED,
+        "validation": read_validation(),
+    }
+
+
+def _static(run: RunSettings, options: Options, *, training: bool) -> dict[str, Any]:
+    return {
+        "training": training,
         "num_ipus": run.num_ipus,
-        "compilation_seconds": compiled.duration.total_seconds(),
         "device_iterations": run.loop.device_iterations,
         "gradient_accumulation": run.loop.gradient_accumulation,
-        "calls": num_runs,
-        "last_call_seconds": end - begin,
-        "memory": {
-            "weights_and_states_bytes": plan.persistent_bytes,
-            "activations_bytes": plan.arena_bytes,
-            "activations_in_use_bytes": plan.peak_live_bytes,
-        },
-        "ops": _ops(compiled.host_program),
+        "options": {name: str(value) for name, value in options._figures().items()},
     }
 
 
@@ -152,5 +294,6 @@ def _op(graph: Graph, names: dict[int, str], op: Op) -> dict[str, Any]:
                 "shape": list(graph.tensors[tensor_id].shape),
             }
             for tensor_id in op.outputs
+            if tensor_id >= 0
         ],
     }

@@ -248,16 +248,21 @@ class HostOptions(OptionsGroup):
         return self
 
     def enableProfiling(self, profile_dir: str | os.PathLike[str] | None = None) -> Self:
-        """Write a report of every model; no value changes.
+        """Write a report of every program: what it would cost on an IPU; no value changes.
 
-        The report is written to ``<profile_dir>/<model name>/profile.pop`` when the executor is
-        destroyed or dropped, or when the program ends. It is JSON, and contains the ops of the
-        program with their tensors and lines of code, the memory of the program and the number of
-        calls. ``executor.profile()`` measures how long each op takes. The setting
-        ``autoReport.all`` in the variable ``POPLAR_ENGINE_OPTIONS`` has the same effect. PopVision
-        cannot read these reports. If several programs of a process have the same name, the second
-        writes to ``<model name>_2``, and so on. Other engine options have no effect, and a warning
-        says so.
+        The report is written to ``<profile_dir>/<model name>`` when the executor is destroyed or
+        dropped, or when the program ends. A model without a name is called ``training`` or
+        ``inference``; a loop of a function, or ``fit``,
+        ``popsim_report__<date>__<time>__<pid>``. If several programs of a process have the same
+        name, the second writes to ``<model name>_2``, and so on. Its files are ``profile.pop``
+        (JSON, for ``popsim_torch.report.open``), ``report.html``, ``trace.json`` (for Perfetto),
+        ``debug.json`` and ``framework.json``. Cycles and memory of an IPU are simulated; the first
+        two calls are also measured on this computer. PopVision cannot read these reports.
+
+        This sets the engine options ``autoReport.all``, ``autoReport.directory`` and
+        ``debug.allowOutOfMemory``. Others choose single outputs and the number of recorded calls;
+        see the page "What it would cost on an IPU". Engine options in the variable
+        ``POPLAR_ENGINE_OPTIONS`` win over those of this method, with a warning.
 
         Args:
             profile_dir: The directory to write to, ``"."`` if None; it is created if it does not

@@ -316,6 +316,19 @@ def watched(model: Net) -> str:
     return ""
 
 
+def reports() -> str:
+    """Read what programs would cost on an IPU."""
+    poptorch.report.annotate("reports/training", {"why": "a try"})
+    report: poptorch.report.Report = poptorch.report.open("reports/training")
+    longest: poptorch.report.OpCost = max(report.ops, key=lambda op: op.call_cycles)
+    cost: poptorch.report.ModuleCost = report.by_module()["fc"]
+    report.print_operations()
+    comparison: poptorch.report.Comparison = report.compare(poptorch.report.open("other"))
+    page = comparison.write_page("comparison.html")
+    measured = sum(run.measured_seconds for run in report.runs)
+    return f"{longest.name} {cost.update.grade} {report.memory[0].peak} {page} {measured}"
+
+
 def errors() -> str:
     """Catch what may go wrong, and say what computes."""
     poptorch.registerCustomArgParser(Pair, PairParser())

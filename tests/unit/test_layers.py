@@ -25,6 +25,7 @@ PYTHON_LAYERS = (
     ("_C", "private_torch", "typed_torch"),
     (
         *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
+        "host_trace",
         "verdict",
         "tables",
         "queue_state",

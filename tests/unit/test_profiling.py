@@ -1,7 +1,11 @@
-"""Channels of the trace, with a library that records into a list."""
+"""Channels of the trace: with a library that records into a list, and without one."""
 
 import copy
+import json
+import os
 import pickle
+import re
+import subprocess
 import sys
 import types
 from contextlib import contextmanager
@@ -12,6 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import popsim_torch as poptorch
+from popsim_torch import host_trace
 from popsim_torch.dataloader import DataLoader
 from popsim_torch.options import Options
 from popsim_torch.profiling import Channel
@@ -215,3 +220,111 @@ def test_executors_have_a_channel_of_their_kind(trace, wrap, channel):
 def test_executors_that_are_not_traced_stay_as_they_are():
     model = poptorch.inferenceModel(Net(), make_options())
     assert not {"compile", "destroy", "copyWeightsToHost"} & set(vars(model))
+
+
+# Without libpvti: our own trace.
+
+_PROGRAM = """
+import threading
+import torch, popsim_torch as poptorch
+from popsim_torch.profiling import Channel
+
+channel = Channel("data")
+
+def work():
+    with channel.tracepoint("outer"), channel.tracepoint("inner"):
+        pass
+
+work()
+thread = threading.Thread(target=work, name="worker")
+thread.start()
+thread.join()
+poptorch.inferenceModel(torch.nn.Linear(4, 2))(torch.ones(1, 4))
+"""
+
+
+def _run_traced(folder, program=_PROGRAM, **variables):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def test_a_program_leaves_a_trace_of_its_channels(tmp_path):
+    _run_traced(tmp_path, PVTI_OPTIONS='{"enable":"true","directory":"reports"}')
+    (path,) = (tmp_path / "reports").iterdir()
+    pattern = r"popsim_host__\d{4}-\d\d-\d\d__\d\d-\d\d-\d\d\.\d{3}__\d+\.trace\.json"
+    assert re.fullmatch(pattern, path.name)
+    trace = json.loads(path.read_text())
+    names = [one for one in trace["traceEvents"] if one["ph"] == "M"]
+    work = [one for one in trace["traceEvents"] if one["ph"] == "X"]
+    assert [one["args"]["name"] for one in names] == ["host (measured)", "MainThread", "worker"]
+    assert [one["ts"] for one in work] == sorted(one["ts"] for one in work)
+    labels = [(one["cat"], one["name"], one["tid"]) for one in work]
+    assert labels[:4] == [
+        ("data", "data.outer", 1),
+        ("data", "data.inner", 1),
+        ("data", "data.outer", 2),
+        ("data", "data.inner", 2),
+    ]
+    assert ("poptorch.inferenceModel", "poptorch.inferenceModel.modelExecution", 1) in labels
+    outer, inner = work[:2]
+    assert outer["ts"] <= inner["ts"]
+    assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 0.002
+
+
+def test_the_marks_of_channels_are_in_the_trace_of_a_report(tmp_path):
+    _run_traced(
+        tmp_path,
+        PVTI_OPTIONS='{"enable":"true","directory":"marks"}',
+        POPLAR_ENGINE_OPTIONS='{"autoReport.all":"true"}',
+    )
+    trace = json.loads((tmp_path / "inference" / "trace.json").read_text())
+    measured = {one["name"] for one in trace["traceEvents"] if one["pid"] == 1000}
+    assert {"call 0", "data.inner", "poptorch.inferenceModel.modelExecution"} <= measured
+
+
+@pytest.mark.parametrize("options", ['{"enable":"false","directory":"x"}', "{}", ""])
+def test_no_trace_is_left_unless_it_is_turned_on(tmp_path, options):
+    _run_traced(tmp_path, PVTI_OPTIONS=options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_process_leaves_the_trace_to_its_parent(tmp_path):
+    program = f"import os\n{_PROGRAM}\nif os.fork() == 0:\n    raise SystemExit(0)\nos.wait()\n"
+    _run_traced(tmp_path, program, PVTI_OPTIONS='{"enable":"true"}')
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_trace_that_cannot_be_written_is_a_warning(tmp_path):
+    (tmp_path / "file").write_text("")
+    options = '{"enable":"true","directory":"file"}'
+    done = _run_traced(tmp_path, PVTI_OPTIONS=options)
+    assert "PVTI_OPTIONS: the trace cannot be written" in done.stderr
+
+
+def test_a_variable_that_is_no_object_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "libpvti", None)
+    monkeypatch.setenv("PVTI_OPTIONS", "[1]")
+    with pytest.raises(poptorch.Error, match="PVTI_OPTIONS is '\\[1\\]'"):
+        Channel("c")
+
+
+def test_marks_beyond_the_limit_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(host_trace, "_MOST_EVENTS", 2)
+    trace = host_trace.HostTrace(tmp_path)
+    for _ in range(5):
+        with trace.Tracepoint(trace.createTraceChannel("c"), "c.x"):
+            pass
+    trace.write()
+    content = json.loads(trace.path.read_text())
+    assert content["otherData"]["left_out"] == "3 marks after the first 2"
+    assert sum(one["ph"] == "X" for one in content["traceEvents"]) == 2
+    trace.events.clear()
