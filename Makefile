@@ -172,6 +172,9 @@ test-asan: build $(STAMPS)/dev.installed ## run spoilt and good programs where m
 slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests
 	$(PY) -m pytest -m slow
 
+validate: build ## compare the machine model with published figures
+	$(PY) -m popsim_torch.validation
+
 lint: $(STAMPS)/dev.installed ## check style and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .

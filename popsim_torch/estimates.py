@@ -19,7 +19,6 @@ from popsim_torch.machine import Estimate
 from popsim_torch.optim.planning import read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import add_settings
-from popsim_torch.private_torch.trees import tree_map_only
 
 __all__ = ["estimate", "model_request"]
 
@@ -68,17 +67,11 @@ def model_request(
         copy.copy(model),
         own,
         profiling.Channel(f"poptorch.{where}"),
-        *tree_map_only(torch.Tensor, _with_values, (given, dict(kwargs or {}))),
+        given,
+        dict(kwargs or {}),
         None if optimizer is None else read_optimizer(optimizer),
         needs_values=False,
     )
-
-
-def _with_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor, or for one on the device ``meta`` zeros that take no memory."""
-    if not tensor.is_meta:
-        return tensor
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
 
 
 def estimate(

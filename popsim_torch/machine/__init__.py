@@ -17,6 +17,7 @@ from popsim_torch.machine.estimate import (
     Traffic,
     Variable,
 )
+from popsim_torch.machine.formulas import machine_constant, machine_device, matmul_plan
 from popsim_torch.machine.placing import Placing, Placings
 from popsim_torch.machine.program import EstimateRequest, estimate_program
 
@@ -40,4 +41,7 @@ __all__ = [
     "Traffic",
     "Variable",
     "estimate_program",
+    "machine_constant",
+    "machine_device",
+    "matmul_plan",
 ]

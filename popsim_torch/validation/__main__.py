@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 
+from popsim_torch.report.validated import write_validation
 from popsim_torch.validation.rows import validation_rows
 from popsim_torch.validation.table import Result, results_of, text_of
 
@@ -29,6 +30,10 @@ def main() -> int:
         from popsim_torch.validation.table import write_table
 
         write_table(arguments.write, results)
+    if not arguments.fast:
+        firm = [one for one in results if not one.soft]
+        worst = max(firm, key=lambda one: abs(one.error))
+        write_validation(len(firm), len(firm) - len(outside), (worst.number, worst.error))
     return 1 if outside else 0
 
 
@@ -37,8 +42,8 @@ def _last_line(results: list[Result], outside: list[Result], seconds: float) -> 
     worst = max(firm, key=lambda one: abs(one.error) / max(one.tolerance, 1e-9))
     return (
         f"{len(firm) - len(outside)} of {len(firm)} rows are within their tolerance, "
-        f"the nearest to its limit is {worst.number} ({worst.error:+.1%} of {worst.tolerance:.0%}); "
-        f"{seconds:.0f} s"
+        f"the nearest to its limit is {worst.number} ({worst.error:+.1%} of "
+        f"{worst.tolerance:.0%}); {seconds:.0f} s"
     )
 
 

@@ -75,7 +75,8 @@ class _Layer(nn.Module):
         x = self.norm1(x + self.dropout(self.out(mixed)))
         wide = nn.functional.gelu(self.up(x), approximate="tanh")
         x = self.norm2(x + self.dropout(self.down(wide)))
-        return ops.recomputationCheckpoint(x)
+        kept: torch.Tensor = ops.recomputationCheckpoint(x)  # type: ignore[assignment]
+        return kept
 
 
 class _Bert(nn.Module):

@@ -70,10 +70,12 @@ class _ResNet50(nn.Module):
         self.head = nn.Linear(2048, 1000)
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor | None = None) -> torch.Tensor:
-        x = self.head(self.body(self.stem(images)).mean((2, 3)))
+        x: torch.Tensor = self.head(self.body(self.stem(images)).mean((2, 3)))
         if labels is None:
             return x
-        return ops.identity_loss(nn.functional.cross_entropy(x.float(), labels), "none")
+        loss = nn.functional.cross_entropy(x.float(), labels)
+        marked: torch.Tensor = ops.identity_loss(loss, "none")
+        return marked
 
 
 @cache

@@ -9,10 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
-from popsim_torch import _native
-from popsim_torch.machine import Estimate
+from popsim_torch.machine import Estimate, machine_constant, machine_device, matmul_plan
 from popsim_torch.validation.bert import BASE, LARGE, estimate_bert, estimate_on_one_ipu
 from popsim_torch.validation.images import (
     estimate_loading,
@@ -62,8 +61,8 @@ class Row:
 
 def _rate(version: int, size: int, width: int, *, half: bool, wide: bool = False) -> float:
     """Return the TFLOP/s of a dense product [size, size] x [size, width]."""
-    device = _native.MachineDevice(version)
-    plan = _native.plan_matmul(
+    device = machine_device(version)
+    plan = matmul_plan(
         device,
         size,
         size,
@@ -73,6 +72,10 @@ def _rate(version: int, size: int, width: int, *, half: bool, wide: bool = False
         float_result=not half,
     )
     return 2 * size * size * width / (plan.cycles / device.clock) / _TERA
+
+
+def _mean_error(rows: Sequence[Row]) -> float:
+    return 1 + statistics.mean(abs(row.error()) for row in rows)
 
 
 def _best_rate(*, half: bool) -> float:
@@ -89,7 +92,7 @@ def _peaks() -> Iterator[Row]:
         21: (("half", 349.0), ("float", 87.0), ("memory", 65.0), ("exchange", 10.9)),
     }
     for version, row in figures.items():
-        device = _native.MachineDevice(version)
+        device = machine_device(version)
         macs = {"half": 32 if version == 1 else 64, "float": 8 if version == 1 else 16}
         for name, published in row:
             flops = {key: 2 * count for key, count in macs.items()}
@@ -138,7 +141,7 @@ def _products() -> Iterator[Row]:
                 f"{kind} product {size} x {size} x {width}, Bow",
                 "TFLOP/s",
                 figure,
-                lambda size=size, width=width, half=half: _rate(21, size, width, half=half),
+                partial(_rate, 21, size, width, half=half),
                 0.15,
                 paper,
                 earlier,
@@ -152,7 +155,7 @@ def _products() -> Iterator[Row]:
                 "mean error of these",
                 "share + 1",
                 1.0,
-                lambda rows=rows: 1 + statistics.mean(abs(row.error()) for row in rows),
+                partial(_mean_error, rows),
                 0.07,
                 paper,
             )
@@ -190,9 +193,9 @@ def _hand_written() -> Iterator[Row]:
     total = compute + words + outputs * split + reduce
     yield Row(*("V2", "all cycles of it", "cycles", 3_996), *(_same(total), 0.0, tutorial, 3_996))
     steps = 6
-    host = 40.04e6 / _constant("host, data waiting") * _native.MachineDevice(2).clock
+    host = 40.04e6 / machine_constant("host, data waiting") * machine_device(2).clock
     exchange = 27.2 * 1024 / 4
-    sync = steps * _constant("sync")
+    sync = steps * machine_constant("sync")
     yield Row(
         *("V3", "copy of 40.04 MB from the host", "cycles", 6_663_551),
         *(_same(host), 0.05, tutorial),
@@ -218,12 +221,8 @@ def _hand_written() -> Iterator[Row]:
     ):
         yield Row(
             *("V10", f"stream of 4 bytes: {name}", "cycles", published),
-            *(_same(_constant(name)), 0.1, profiling),
+            *(_same(machine_constant(name)), 0.1, profiling),
         )
-
-
-def _constant(name: str) -> float:
-    return next(one.value for one in _native.machine_constants() if one.name == name)
 
 
 # --- Whole models -----------------------------------------------------------
@@ -286,9 +285,9 @@ def _pods(results: str) -> Iterator[Row]:
             *(lambda ipus=ipus: _pod(ipus, batches[ipus]), 0.3, results),
             soft=True,
         )
-    for ipus, published in ((64, 3.46), (256, 10.1)):
+    for ipus, times in ((64, 3.46), (256, 10.1)):
         yield Row(
-            *("V16", f"ResNet-50, training, Pod{ipus} against Pod16", "times", published),
+            *("V16", f"ResNet-50, training, Pod{ipus} against Pod16", "times", times),
             *(
                 lambda ipus=ipus: _pod(ipus, batches[ipus]) / _pod(16, batches[16]),
                 *(0.1, results),
