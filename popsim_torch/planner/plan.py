@@ -55,6 +55,8 @@ class PipelinePlan(Described):
         schedule: The schedule.
         recomputes: Whether the backward pass recomputes activations.
         accumulation: Micro-batches per weight update; for inference device iterations.
+        proportion: The share of a tile's memory for the temporaries of products; None for that of
+            the options.
         estimate: What it costs.
         alternatives: Everything that was weighed, the best first.
         even: The same settings with equally many layers on each stage.
@@ -66,6 +68,7 @@ class PipelinePlan(Described):
     schedule: PipelineSchedule
     recomputes: bool
     accumulation: int
+    proportion: float | None
     estimate: Estimate
     alternatives: tuple[Alternative, ...] = field(repr=False)
     even: Alternative = field(repr=False)
@@ -89,6 +92,7 @@ class PipelinePlan(Described):
             schedule=best.candidate.schedule,
             recomputes=best.candidate.recomputes,
             accumulation=best.candidate.accumulation,
+            proportion=best.candidate.proportion,
             estimate=best.estimate,
             alternatives=tuple(found),
             even=even,
@@ -122,6 +126,9 @@ class PipelinePlan(Described):
             UsageValueError: The model does not have these layers.
         """
         count = len(self.stages)
+        if self.proportion is not None:
+            share = self.proportion
+            options.setAvailableMemoryProportion({f"IPU{ipu}": share for ipu in range(count)})
         if count > 1:
             set_pipeline_stage_assignment(model, self.assignment)
         if self.training:
@@ -148,6 +155,7 @@ class PipelinePlan(Described):
             "schedule": self.schedule.name,
             "recomputation": "yes" if self.recomputes else "no",
             "accumulation" if self.training else "device iterations": self.accumulation,
+            **({} if self.proportion is None else {"for temporaries": f"{self.proportion:.0%}"}),
             "time of a micro-batch": f"{1e6 * self.seconds:.2g} us",
             "verdict": self.verdict,
             "even split": f"{speed:.2f} times as long, {self.even.estimate.verdict}",
@@ -217,7 +225,10 @@ def _binding(best: Alternative) -> str:
     full = max(estimate.ipus, key=lambda ipu: ipu.memory.peak)
     share = full.memory.peak / full.memory.capacity
     if estimate.verdict == "does not fit":
-        return f"memory: IPU {full.ipu} needs {share:.0%} of its tiles, and nothing smaller exists"
+        return (
+            f"memory: IPU {full.ipu} needs {share:.0%} of its tiles. Use more IPUs, a smaller "
+            "micro-batch, or Options.TensorLocations to keep states off the chip"
+        )
     busy = estimate.busiest
     parts: dict[str, Any] = {
         "the host's data": busy.parts.host,

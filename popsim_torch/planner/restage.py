@@ -22,12 +22,15 @@ class Candidate:
         schedule: The schedule.
         recomputes: Whether the backward pass recomputes activations.
         accumulation: Micro-batches per weight update (inference: per call).
+        proportion: The share of a tile's memory for the temporaries of products; None for that of
+            the options.
     """
 
     begins: tuple[int, ...]
     schedule: PipelineSchedule
     recomputes: bool
     accumulation: int
+    proportion: float | None = None
 
     @property
     def num_stages(self) -> int:
@@ -76,4 +79,8 @@ def estimate_candidate(
         positions=(),
         ipu_of_stage={},
     )
-    return estimate_program(replace(base, program=program, run=run))
+    request = replace(base, program=program, run=run)
+    if candidate.proportion is not None:
+        shares = dict.fromkeys(range(candidate.num_stages), candidate.proportion)
+        request = replace(request, proportions=shares)
+    return estimate_program(request)

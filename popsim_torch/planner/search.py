@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from popsim_torch.enums import PipelineSchedule
+from popsim_torch.errors import Error
 from popsim_torch.machine import Estimate, EstimateRequest
 from popsim_torch.planner.layers import Layer, layer_of_ops
 from popsim_torch.planner.restage import Candidate, estimate_candidate
@@ -25,6 +26,10 @@ _USE = 0.9
 """The share of time in which the pipeline must be full, if the plan chooses the accumulation."""
 _MOVES = 4
 """How often boundaries between stages move before the search ends."""
+_SHARES = (0.25, 0.12)
+"""Shares of memory for temporaries that are tried if nothing fits with the given one."""
+_NEAREST = 16
+"""How many alternatives, of those that come nearest, are tried with each of these shares."""
 _WEIGHTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Shares of memory, as opposed to time, in the measure that the first boundaries balance."""
 
@@ -96,21 +101,34 @@ class Search:
                     continue
                 for begins, label in self._boundaries(num_stages):
                     self._weigh(Candidate(begins, schedule, recomputes, accumulation), label)
+        if not self._known:
+            raise Error(
+                f"plan: no schedule runs {self._accumulation} micro-batches. Pass another "
+                "accumulation, or leave it out."
+            )
+        for share in _SHARES:
+            if self._best.fits:
+                break
+            nearest = sorted(self._known.values(), key=lambda one: one.rank)[:_NEAREST]
+            for one in nearest:
+                smaller = replace(one.candidate, proportion=share)
+                self._weigh(smaller, f"{share:.0%} for temporaries")
         for _ in range(_MOVES):
-            best = min(self._known.values(), key=lambda one: one.rank)
+            best = self._best
             for begins in self._neighbours(best.candidate.begins):
-                one = best.candidate
-                moved = Candidate(begins, one.schedule, one.recomputes, one.accumulation)
-                self._weigh(moved, "boundary moved")
-            if min(self._known.values(), key=lambda one: one.rank) is best:
+                self._weigh(replace(best.candidate, begins=begins), "boundary moved")
+            if self._best is best:
                 break
         return sorted(self._known.values(), key=lambda one: one.rank)
+
+    @property
+    def _best(self) -> Alternative:
+        return min(self._known.values(), key=lambda one: one.rank)
 
     def even(self, like: Candidate) -> Alternative:
         """Return the same number of layers on each stage, with the settings of a candidate."""
         begins = _even(len(self._layers), like.num_stages)
-        same = Candidate(begins, like.schedule, like.recomputes, like.accumulation)
-        return self._weigh(same, "even split")
+        return self._weigh(replace(like, begins=begins), "even split")
 
     def _settings(self, num_stages: int) -> Iterator[tuple[PipelineSchedule, bool]]:
         schedules: Iterable[PipelineSchedule] = _SCHEDULES

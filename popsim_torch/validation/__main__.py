@@ -18,7 +18,9 @@ def main() -> int:
     """Print the validation table; return 1 if a row that must hold does not."""
     parser = argparse.ArgumentParser(prog="popsim_torch.validation", description=__doc__)
     parser.add_argument("--fast", action="store_true", help="leave out whole models")
-    parser.add_argument("--write", metavar="FILE", help="write the table as Markdown")
+    parser.add_argument(
+        "--write", metavar="FILE", help="write the table into this page, and the result for reports"
+    )
     arguments = parser.parse_args()
     logging.getLogger("poptorch::python").setLevel(logging.ERROR)
     start = time.perf_counter()
@@ -30,7 +32,7 @@ def main() -> int:
         from popsim_torch.validation.table import write_table
 
         write_table(arguments.write, results)
-    if not arguments.fast:
+    if arguments.write and not arguments.fast:
         firm = [one for one in results if not one.soft]
         worst = max(firm, key=lambda one: abs(one.error))
         write_validation(len(firm), len(firm) - len(outside), (worst.number, worst.error))
