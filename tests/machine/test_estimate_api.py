@@ -187,7 +187,7 @@ def test_an_executor_has_options_of_its_own():
 def test_an_estimate_for_inference_has_no_accumulation():
     options = poptorch.Options()
     options.Training.gradientAccumulation(2)
-    with pytest.raises(poptorch.Error, match="gradientAccumulation is 2.*optimizer="):
+    with pytest.raises(poptorch.Error, match=r"gradientAccumulation is 2.*optimizer="):
         poptorch.estimate(Net(), batch()[0], options=options)
 
 

@@ -112,7 +112,7 @@ class Masked(nn.Module):
 def test_a_buffer_whose_values_the_trace_needs_is_named():
     model = on_meta(Masked)
     x = torch.empty(2, 4, device="meta")
-    with pytest.raises(poptorch.Error, match="needs the value of 'mask'.*on the CPU"):
+    with pytest.raises(poptorch.Error, match=r"needs the value of 'mask'.*on the CPU"):
         poptorch.estimate(model, x)
     model.mask = torch.tensor([True, False, True, True])
     assert poptorch.estimate(model, x).cycles > 0
