@@ -101,7 +101,7 @@ class MachineOptions(OptionsGroup):
         """The machine that estimates are made for."""
         if self._machine:
             return SimulatedMachine(**self._machine, checks_memory=True)
-        version = self.ipu_version if self.exists("ipu_version") else 0
+        version = int(self("ipu_version")) if self.exists("ipu_version") else 0
         is_small = environment.flag("POPTORCH_SMALL_IPU_MODEL")
         return SimulatedMachine(
             version=version or environment.ipu_model_version(),
