@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Generic, cast
 
 import torch
@@ -20,6 +21,7 @@ from popsim_torch.executor.estimating import Estimating
 from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.files import Files
 from popsim_torch.executor.inspection import Inspection
+from popsim_torch.executor.levers import Levers, measure_levers
 from popsim_torch.executor.life_cycle import LifeCycle
 from popsim_torch.executor.no_backward import explain_backward
 from popsim_torch.executor.observing import Observing
@@ -339,6 +341,63 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         inputs = self._device_inputs(compiled, given)
         return self._device.use(lambda: profile(compiled, inputs, repeats, self._device.exchange))
 
+    def levers(
+        self,
+        *args: Any,
+        seconds: float = 0.3,
+        most_iterations: int = 64,
+        most_replicas: int = 4,
+        **kwargs: Any,
+    ) -> Levers:
+        """Measure on this computer what device iterations, replicas and a queue change.
+
+        Copies of the model are compiled and called: the weights, the optimizer and the random
+        numbers of this executor stay as they are, and so do those of Python, NumPy and PyTorch.
+        Functions that ``poptorch.CPU`` calls are called. A number of replicas other than that of
+        the options trains with another combined batch.
+
+        Args:
+            *args: The arguments of a call. Their micro-batches are repeated for larger calls.
+            seconds: The time to measure each position of a lever for, after its first call (s).
+            most_iterations: The largest ``deviceIterations``, of 1, 2, 4, ...
+            most_replicas: The largest ``replicationFactor``, of 1, 2, 4, ...
+            **kwargs: The keyword arguments of a call.
+
+        Returns:
+            A curve for each lever, with the first position that gives 95 % of the best rate. It
+            prints as tables.
+
+        Raises:
+            Error: The model cannot be compiled, puts tensors into queues, or trains in several
+                processes.
+            UsageTypeError: A setting is not a number.
+            UsageValueError: A setting is too small.
+        """
+        return measure_levers(
+            self._twin,
+            self._device,
+            args,
+            kwargs,
+            training=self.training_mode,
+            seconds=seconds,
+            most_iterations=most_iterations,
+            most_replicas=most_replicas,
+        )
+
+    def _twin(self, change: Callable[[Options], object]) -> PoplarExecutor:
+        """Return a copy for measurements, which reports and observes nothing."""
+        state = copy.deepcopy(self.__getstate__())
+        options: Options = state["options"]
+        options.showCompilationProgressBar(False)
+        options.deleteIfExists("ipu_id")
+        options._observations.clear()
+        options._Popart.options.pop("engineOptions", None)
+        change(options)
+        twin = type(self).__new__(type(self))
+        twin.__setstate__(state)
+        return twin
+
+    @shows_short_tracebacks
     def summary(
         self, *args: Any, depth: int | None = None, width: int | None = None, **kwargs: Any
     ) -> ModelSummary:
