@@ -23,8 +23,10 @@ from popsim_torch.report.settings import Outputs
 from popsim_torch.report.trace import choose_cut, make_trace, trace_bytes
 from popsim_torch.version import __version__
 
-__all__ = ["annotate", "choose_folder", "write_folder"]
+__all__ = ["TIMED", "annotate", "choose_folder", "write_folder"]
 
+TIMED = "popsim_report__"
+"""How the names of folders with date and time begin."""
 _taken: set[Path] = set()
 """The folders of the reports that this process has written or will write."""
 _SPREAD = ("static", "estimate", "runs")
@@ -41,7 +43,7 @@ def choose_folder(directory: Path, name: str | None, *, training: bool, loop: bo
             a folder with date, time and process, and the reports of earlier runs stay.
     """
     if name is None and loop:
-        name = f"popsim_report__{stamp(datetime.now())}__{os.getpid()}"
+        name = f"{TIMED}{stamp(datetime.now())}__{os.getpid()}"
     if name is None:
         name = "training" if training else "inference"
     endings = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))

@@ -215,7 +215,8 @@ def test_ops_that_only_one_report_has(report):
 
 
 def test_labels_of_reports(tmp_path):
-    for name in ("with_feeds/training", "without_feeds/training", "a/one", "a/two"):
+    timed = "with_feeds/popsim_report__2026-11-26__23-56-17.079__4041"
+    for name in ("with_feeds/training", "without_feeds/training", "a/one", "a/two", timed):
         (tmp_path / name).mkdir(parents=True)
 
     def labels(first, second):
@@ -226,6 +227,8 @@ def test_labels_of_reports(tmp_path):
         "with_feeds",
         "without_feeds",
     )
+    assert labels(timed, "without_feeds/training") == ("with_feeds", "without_feeds")
+    assert labels(timed, "with_feeds/training")[1] == "training"
     assert labels("a/one", "a/two") == ("one", "two")
     assert labels("a/one", "a/one") == ("one", "one")
 
