@@ -8,7 +8,6 @@ import torch
 from torch.nn import functional
 
 import popsim_torch as poptorch
-
 from tests.tutorials.running import (
     TUTORIALS,
     data_arguments,
