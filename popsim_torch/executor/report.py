@@ -73,6 +73,7 @@ class PromisedReport:
             options.model_name if options.exists("model_name") else None,
             training=compiled.plan is not None,
             loop=device.is_loop,
+            process=compiled.run.process,
         )
         self._content = content = _Content(folder, outputs, compiled, options)
         self._write = weakref.finalize(device, content.write)
@@ -223,7 +224,9 @@ def report_refused(
     if outputs is None:
         return None
     name = options.model_name if options.exists("model_name") else None
-    folder = choose_folder(outputs.directory, name, training=training, loop=False)
+    folder = choose_folder(
+        outputs.directory, name, training=training, loop=False, process=run.process
+    )
     report = {
         **_head(folder.name, datetime.now()),
         "calls": 0,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from popsim_torch.errors import Error
 from popsim_torch.report import page
+from popsim_torch.report.folder import TIMED
 from popsim_torch.report.reading import find_reports, open_report
 from popsim_torch.report.report import Report
 
@@ -45,6 +46,8 @@ def report_command(arguments: Sequence[str]) -> int:
             made = _show(Path(given.folder), operations=given.operations)
     except Error as error:
         return _say(error.message, _USAGE_ERROR)
+    except BrokenPipeError:  # nobody reads on, as with `| head`
+        return _FAILED
     except OSError as error:
         return _say(f"the page cannot be written: {error}", _FAILED)
     if given.open:
@@ -69,7 +72,7 @@ def _say(problem: str, code: int) -> int:
 
 def _show(folder: Path, *, operations: bool) -> Path:
     """Print a report, and write its page if the folder has none; return the path of the page."""
-    report = open_report(folder)
+    report = _opened(str(folder))
     if operations:
         report.print_operations()
     else:
@@ -90,13 +93,26 @@ def _compare(first: str, second: str, output: str) -> Path:
     return target
 
 
-def _opened(path: str, other: str) -> Report:
-    """Open a report; of a folder with several, the one that has the name of the other's."""
+def _opened(path: str, other: str = "") -> Report:
+    """Open a report, in a folder with several that of the same program, or the newest.
+
+    Args:
+        path: The folder.
+        other: The folder of the report that it is compared with.
+
+    Raises:
+        Error: There is no report, or no rule says which one.
+    """
     folder = Path(path)
-    if folder.is_dir() and not (folder / "profile.pop").is_file():
-        inside, there = find_reports(folder), find_reports(Path(other))
-        names = {one.parent.name for one in there} | {Path(other).name}
+    if not folder.is_dir() or (folder / "profile.pop").is_file():
+        return open_report(folder)
+    inside = find_reports(folder)
+    if other:
+        names = {one.parent.name for one in find_reports(Path(other))} | {Path(other).name}
         same = [one for one in inside if one.parent.name in names]
-        if len(inside) > 1 and len(same) == 1:
-            return open_report(same[0])
-    return open_report(folder)
+        inside = same if len(same) == 1 else inside
+    if len(inside) > 1 and all(one.parent.name.startswith(TIMED) for one in inside):
+        # (their names begin with the date and the time)
+        print(f"{path} has {len(inside)} reports; this is the newest.\n")
+        inside = inside[-1:]
+    return open_report(inside[0] if len(inside) == 1 else folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 from popsim_torch.report import page, text
 from popsim_torch.report.figures import amount, count, size, time
 from popsim_torch.report.modules import tree
-from popsim_torch.tables import terminal_width
+from popsim_torch.tables import cut_front, terminal_width
 
 if TYPE_CHECKING:
     from popsim_torch.report.report import Report
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["ComparedFigure", "Comparison"]
 
 _MOST_ROWS = 40
+_WIDEST = 28
+_AUTOMATIC = re.compile(r"(training|inference|popsim_report__.*?)(_\d+)?$")
+"""Names of folders that reports of programs without a name have."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,12 @@ class Comparison:
         parts = [one.resolve().parts for one in folders if one is not None]
         pairs = zip(*parts, strict=False)
         common = next((place for place, (a, b) in enumerate(pairs) if a != b), len(parts[0]) - 1)
-        names = ["/".join(one[common:]) or one[-1] for one in parts]
-        if len(parts[0]) == len(parts[1]):
-            # Of with_feeds/training and without_feeds/training, the end says nothing.
-            same = [a == b for a, b in zip(parts[0][common:], parts[1][common:], strict=True)]
-            while same and same.pop():
-                names = [name.rpartition("/")[0] or name for name in names]
-        return names[0], names[1]
+        ends = [list(one[common:]) or [one[-1]] for one in parts]
+        # Of with_feeds/training and without_feeds/training, the end says nothing.
+        if all(len(one) > 1 and _AUTOMATIC.match(one[-1]) for one in ends):
+            ends = [one[:-1] for one in ends]
+        first, second = (cut_front("/".join(one), _WIDEST) for one in ends)
+        return first, second
 
     def figures(self) -> list[ComparedFigure]:
         """Return the figures of the whole programs."""
@@ -99,6 +102,10 @@ class Comparison:
         yield _figure("cycles of a call", [one["cycles"] for one in calls], amount)
         yield _figure("cycles of an update", [one["update"]["cycles"] for one in (a, b)], amount)
         yield _figure("items per second", [one["items_per_second"] for one in calls], amount)
+        items = [one["batch"]["items_per_call"] for one in (a, b)]
+        if all(items):
+            each = [one["seconds"] / count for one, count in zip(calls, items, strict=True)]
+            yield _figure("seconds for an item", each, time)
         for part in a["call"]["parts"]:
             values = [one["parts"][part] for one in calls]
             if any(values):

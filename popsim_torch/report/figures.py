@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-__all__ = ["GRADES", "amount", "count", "grade_of", "shares", "size", "time"]
+__all__ = ["GRADES", "amount", "count", "grade_of", "percent", "shares", "size", "time"]
 
 GRADES = {"A": "published", "B": "fitted", "C": "assumed", "": "no formula"}
 """What the grades of formulas mean; the empty one belongs to ops that count as no time."""
@@ -48,6 +48,11 @@ def time(seconds: float | None, grade: str = "B") -> str:
 def size(num_bytes: float | None) -> str:
     """Return bytes, such as ``1.25 MiB``: three digits, as tensors have exact sizes."""
     return _scaled(num_bytes, _BYTES, 3, "B")
+
+
+def percent(share: float) -> str:
+    """Return a share, such as ``25 %`` or ``0.3 %``."""
+    return f"{rounded(100 * share, 1 if abs(share) < 0.1 else 2)} %"
 
 
 def count(number: int, noun: str) -> str:

@@ -23,14 +23,18 @@ from popsim_torch.report.settings import Outputs
 from popsim_torch.report.trace import choose_cut, make_trace, trace_bytes
 from popsim_torch.version import __version__
 
-__all__ = ["annotate", "choose_folder", "write_folder"]
+__all__ = ["TIMED", "annotate", "choose_folder", "write_folder"]
 
+TIMED = "popsim_report__"
+"""How the names of folders with date and time begin."""
 _taken: set[Path] = set()
 """The folders of the reports that this process has written or will write."""
 _SPREAD = ("static", "estimate", "runs")
 
 
-def choose_folder(directory: Path, name: str | None, *, training: bool, loop: bool) -> Path:
+def choose_folder(
+    directory: Path, name: str | None, *, training: bool, loop: bool, process: int = 0
+) -> Path:
     """Return the folder of a report: each program of a process has its own.
 
     Args:
@@ -39,11 +43,14 @@ def choose_folder(directory: Path, name: str | None, *, training: bool, loop: bo
         training: Whether it trains.
         loop: Whether it is a loop of a function, ``poptorch.repeat`` or ``fit``: such programs have
             a folder with date, time and process, and the reports of earlier runs stay.
+        process: The number of this process among those that run the program together.
     """
     if name is None and loop:
-        name = f"popsim_report__{stamp(datetime.now())}__{os.getpid()}"
+        name = f"{TIMED}{stamp(datetime.now())}__{os.getpid()}"
     if name is None:
         name = "training" if training else "inference"
+    if process:
+        name = f"{name}_process_{process}"
     endings = itertools.chain([""], (f"_{number}" for number in itertools.count(2)))
     found = (directory / f"{name}{ending}" for ending in endings)
     folder = next(one for one in found if one not in _taken)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from popsim_torch.report.figures import amount, size, time
+from popsim_torch.report.figures import amount, percent, size, time
 from popsim_torch.report.modules import OpCost
 
 __all__ = ["Insight", "find_insights"]
@@ -198,16 +198,16 @@ def _advice_for_program(estimate: Mapping[str, Any]) -> tuple[str, str]:
         twice = 2 * batch["gradient_accumulation"]
         return (
             f"Twice the gradient accumulation ({twice}): half as many weight updates for an item.",
-            f"{100 * update / 2 / total:.1g} % less time for an item",
+            f"{percent(update / 2 / total)} less time for an item",
         )
     if parts["host"] >= around:
         return (
             "Smaller inputs (uint8, float16), or more device iterations: the host takes less part.",
-            f"At most {100 * parts['host'] / total:.1g} % less time for an item",
+            f"At most {percent(parts['host'] / total)} less time for an item",
         )
     return (
         "A larger micro-batch: sync and control code take the same time for more items.",
-        f"{100 * around / 2 / total:.1g} % less time for an item with twice the micro-batch",
+        f"{percent(around / 2 / total)} less time for an item with twice the micro-batch",
     )
 
 
@@ -223,7 +223,7 @@ def _ops(estimate: Mapping[str, Any], ops: Sequence[OpCost]) -> Iterator[Insight
         where = f" in {op.module}" if op.module else ""
         effect = "No change that is simple to make"
         if saved:
-            effect = f"At most {100 * saved * op.executions / total:.1g} % of all op cycles less"
+            effect = f"At most {percent(saved * op.executions / total)} of all op cycles less"
         yield Insight(
             about="op",
             name=op.name,

@@ -82,7 +82,11 @@ def validation(report: Report) -> str:
         return "not known for this version"
     worst = found["worst"]
     text = f"{found['within']} of {count(found['rows'], 'published figure')} within tolerance"
-    return text if worst is None else f"{text}, worst {worst['id']} by {100 * worst['error']:.0f} %"
+    return (
+        text
+        if worst is None
+        else f"{text}, worst {worst['id']} by {100 * abs(worst['error']):.0f} %"
+    )
 
 
 def batch_formula(report: Report) -> str:

@@ -56,6 +56,18 @@ def test_the_program_of_the_same_name_is_compared(folders, monkeypatch, capsys):
     assert line.split()[3:] == ["1", "1", "equal"]
 
 
+def test_of_several_timed_reports_the_newest_is_shown(folders, monkeypatch, capsys):
+    for day, layers in ((3, 2), (4, 6), (2, 4)):
+        folder = folders / "c" / f"popsim_report__2026-11-0{day}__10-00-00.000__{day}"
+        folder.mkdir(parents=True)
+        (folder / "profile.pop").write_text(to_text(make_report(layers=layers)))
+    code, out, _ = run(monkeypatch, capsys, "c")
+    assert code == 0 and out.startswith("c has 3 reports; this is the newest.\n")
+    assert "fc5" in out and "popsim_report__2026-11-04__10-00-00.000__4/report.html" in out
+    code, out, _ = run(monkeypatch, capsys, "--compare", "c", "a/training")
+    assert code == 0 and "c has 3 reports" in out
+
+
 def test_the_page_is_opened(folders, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr(command.webbrowser, "open", opened.append)

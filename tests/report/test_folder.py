@@ -178,6 +178,7 @@ def test_names_of_folders(tmp_path):
     assert name(None, training=False, loop=False) == "inference"
     assert name(None, training=True, loop=False) == "training_2"
     assert name("mine", training=True, loop=True) == "mine"
+    assert name(None, training=True, loop=False, process=2) == "training_process_2"
     timed = name(None, training=True, loop=True)
     date, time, pid = timed.removeprefix("popsim_report__").split("__")
     assert len(date) == 10 and time.count("-") == 2 and len(time.split(".")[1].split("_")[0]) == 3
@@ -199,4 +200,4 @@ def test_the_result_of_the_validation_is_kept(tmp_path):
     assert found == make_report()["validation"] | {"worst": {"id": "V4", "error": -0.11}}
     data = {**make_report(), "validation": found}
     write_folder(tmp_path / "x", outputs(tmp_path), data)
-    assert "worst V4 by -11 %" in str(poptorch.report.open(tmp_path / "x"))
+    assert "worst V4 by 11 %" in str(poptorch.report.open(tmp_path / "x"))

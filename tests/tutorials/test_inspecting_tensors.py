@@ -1,6 +1,5 @@
 """The programs that inspect tensors print shapes, tables and losses, and those are right."""
 
-import json
 import re
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+import popsim_torch as poptorch
 from tests.tutorials.running import (
     TUTORIALS,
     data_arguments,
@@ -124,8 +124,12 @@ def test_gradients_of_each_micro_batch_and_a_report(digits_root, tmp_path):
     assert {shape.split(",")[0] for shape in shapes(lines).values()} == {"(8"}
     assert shapes(lines)["dense1.weight_grad"] == "(8, 256, 784)"
     assert not any("Accumulated" in line for line in lines)
-    report = json.loads((tmp_path / "training" / "profile.pop").read_text())
-    assert (report["num_ipus"], report["calls"], report["device_iterations"]) == (2, 1, 2)
+    report = poptorch.report.open(tmp_path)
+    static = report.data["static"]
+    assert report.name.startswith("popsim_report__")
+    assert (static["num_ipus"], report.calls, static["device_iterations"]) == (2, 1, 2)
+    # As the tutorial's report on real IPUs: the optimizer and the accumulation by name.
+    assert list(report.by_purpose()) == ["gradient accumulation", "SGD"]
 
 
 @pytest.mark.tutorial
