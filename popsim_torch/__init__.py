@@ -121,6 +121,7 @@ from popsim_torch.options.pipelining import (
     set_pipelining_options,
 )
 from popsim_torch.pipelining import pipeline
+from popsim_torch.planner import PipelinePlan, plan
 from popsim_torch.processes.traffic import Traffic
 from popsim_torch.processor import BuildInfo, build_info
 from popsim_torch.queue_state import QueueState
@@ -250,6 +251,7 @@ __all__ = [
     "OverlapMode",
     "ParallelPhasedExecution",
     "Phase",
+    "PipelinePlan",
     "PipelineSchedule",
     "PipelineStage",
     "PipelineStageRecord",
@@ -333,6 +335,7 @@ __all__ = [
     "options",
     "pipeline",
     "pipeline_use",
+    "plan",
     "poptorch_core",
     "predict",
     "print_pipeline_stage_assignment_summary",
