@@ -223,6 +223,8 @@ def state_program(c: Compilation) -> None:
 
 def weigh_memory(c: Compilation) -> None:
     """Check whether the program fits the simulated machine, if the options ask for it."""
+    if not c.request.options._simulated.checks_memory:
+        return
     run, options, trains = run_settings(c), c.request.options, c.plan is not None
     program = c.found.program
     check_memory(
@@ -232,6 +234,7 @@ def weigh_memory(c: Compilation) -> None:
         trains=trains,
         report=lambda estimate: report_refused(program, run, options, estimate, training=trains),
     )
+    c.log.note("weigh_memory")
 
 
 def fit_program(c: Compilation) -> None:
@@ -325,7 +328,7 @@ def _run(request: CompileRequest, steps: Sequence[Callable[[Compilation], None]]
     return compilation
 
 
-_NOTED = (trace_module, state_program, fit_program)
+_NOTED = (trace_module, state_program, weigh_memory, fit_program)
 """Steps that write their own, more detailed entries to the log."""
 
 
