@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Iterator
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ def setup(app: Any) -> dict[str, bool]:
                 logger.warning("the reference has no entry for %s", name)
 
     def skip(_: Any, _kind: str, _name: str, obj: Any, _skipped: bool, _opts: Any) -> bool | None:
+        if isinstance(obj, cached_property):
+            obj = obj.func
         is_routine = inspect.isroutine(obj) or inspect.isgetsetdescriptor(obj)
         is_ours = str(getattr(obj, "__module__", "")).startswith(popsim_torch.__name__)
         return True if is_routine and not is_ours else None

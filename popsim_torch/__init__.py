@@ -56,6 +56,7 @@ from popsim_torch.errors import (
     createPoptorchError,
 )
 from popsim_torch.estimates import estimate
+from popsim_torch.executor.levers import Lever, LeverPoint, Levers
 from popsim_torch.executor.observing import ObservedTensors
 from popsim_torch.executor.summary import ModelSummary, ModuleSummary
 from popsim_torch.feeds import (
@@ -226,6 +227,9 @@ __all__ = [
     "ICustomArgParser",
     "InfeedQueue",
     "LearningRateScheduler",
+    "Lever",
+    "LeverPoint",
+    "Levers",
     "LiveTerminal",
     "Liveness",
     "MatMulSerializationMode",

@@ -314,6 +314,8 @@ def recomputationCheckpoint(
 def set_available_memory(tensor: torch.Tensor, available_memory_proportion: float) -> torch.Tensor:
     """Return the tensor. The proportion of tile memory is a hint to real hardware: no effect here.
 
+    Estimates use ``Options.setAvailableMemoryProportion``, which is for a whole IPU.
+
     Args:
         tensor: Output of a matmul or convolution.
         available_memory_proportion: Share of the tile memory its producer may use.

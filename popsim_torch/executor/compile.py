@@ -223,9 +223,9 @@ def state_program(c: Compilation) -> None:
 
 def weigh_memory(c: Compilation) -> None:
     """Check whether the program fits the simulated machine, if the options ask for it."""
-    run, options, trains = run_settings(c), c.request.options, c.plan is not None
-    if not options._simulated.checks_memory:
+    if not c.request.options._simulated.checks_memory:
         return
+    run, options, trains = run_settings(c), c.request.options, c.plan is not None
     program = c.found.program
     check_memory(
         program,
@@ -234,7 +234,7 @@ def weigh_memory(c: Compilation) -> None:
         trains=trains,
         report=lambda estimate: report_refused(program, run, options, estimate, training=trains),
     )
-    c.log.note(weigh_memory.__name__)
+    c.log.note("weigh_memory")
 
 
 def fit_program(c: Compilation) -> None:

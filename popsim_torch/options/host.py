@@ -116,8 +116,9 @@ class HostOptions(OptionsGroup):
     def setAvailableMemoryProportion(self, available_memory_proportion: dict[str, float]) -> None:
         """Give a hint how much of an IPU's memory convolutions and matrix products may use.
 
-        It has no effect on values. The hint is stored for the model of time and memory, which does
-        not use it yet.
+        It has no effect on values. Estimates divide convolutions and products so that what they
+        need for themselves on a tile stays below this share (0.6 without a hint): a smaller share
+        takes less memory and more cycles. If nothing fits, the share is doubled.
 
         Args:
             available_memory_proportion: A share of the memory (1.0 is all of it) by IPU, for
@@ -157,6 +158,8 @@ class HostOptions(OptionsGroup):
     def useOfflineIpuTarget(self, ipu_version: int = 2) -> Self:
         """Compile for a machine that is not available, as with ``ConnectionType.Never``.
 
+        Estimates are for this machine, unless ``machine`` names another one.
+
         Args:
             ipu_version: The generation of the machine: 1, 2 or 21.
 
@@ -177,7 +180,7 @@ class HostOptions(OptionsGroup):
         """Choose between hardware and a software model of it.
 
         Both choices run the simulated machine. The only effect is a log line when a model is
-        compiled.
+        compiled: cycles are counted, and estimates are made, with either.
 
         Args:
             use_model: Whether to use the software model.
@@ -209,7 +212,8 @@ class HostOptions(OptionsGroup):
     def syncPattern(self, sync_pattern: SyncPattern) -> Self:
         """Choose which IPUs wait for each other.
 
-        It has no effect on values; it is stored for the model of time.
+        It has no effect: estimates assume that all tiles of an IPU wait for each other at each
+        step, and IPUs only where they exchange data.
 
         Args:
             sync_pattern: The pattern; ``SyncPattern.Full`` by default.
@@ -313,8 +317,8 @@ class HostOptions(OptionsGroup):
     def logCycleCount(self, log_cycle_count: bool) -> Self:
         """Count the cycles of every run, for ``cycleCount()`` and a log line; no value changes.
 
-        This version has no model of the machine's time yet: compiling a model logs a warning about
-        this, and ``cycleCount()`` raises an error.
+        The cycles are simulated: those of ``executor.estimate()``. Each run logs them in one line
+        of the level DEBUG. They are computed once for a program, when they are first needed.
 
         Args:
             log_cycle_count: Whether to do so; False by default.

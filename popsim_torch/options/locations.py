@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class TensorLocationSettings:
     """A description of where one kind of tensor is kept, built by chaining its methods.
 
-    All its settings are hints about memory and time, with no effect on values: see
-    ``Options.TensorLocations``.
+    All its settings are hints about memory and time, with no effect on values. Estimates use them:
+    see ``Options.TensorLocations``.
 
     Example:
         ``TensorLocationSettings().useOnChipStorage(False).minElementsForOffChip(1024)``
@@ -135,8 +135,9 @@ class TensorLocationSettings:
 class _TensorLocationOptions(OptionsGroup):
     """``Options.TensorLocations``: hints about memory and time, with no effect on values.
 
-    The simulated machine does not move tensors; the hints are stored for the model of time and
-    memory, which does not use them yet.
+    Programs move no tensors here. Estimates do: the places of weights, optimizer states and
+    accumulators, and tiles for input and output, change simulated memory and cycles. They assume
+    that activations stay on the chip.
     """
 
     _path = "Options.TensorLocations"
@@ -148,6 +149,8 @@ class _TensorLocationOptions(OptionsGroup):
 
     def numIOTiles(self, num_tiles: int) -> Self:
         """Reserve tiles for input and output; no effect on values.
+
+        Estimates compute on the other tiles, and the host's data moves beside the computation.
 
         Args:
             num_tiles: The number of tiles per IPU, even, from 32 to 192. It is stored under the
@@ -168,7 +171,7 @@ class _TensorLocationOptions(OptionsGroup):
         return self.createOrSet(numIOTiles=num_tiles)
 
     def setActivationLocation(self, location: TensorLocationSettings) -> Self:
-        """Choose where activations are kept; no effect on values.
+        """Choose where activations are kept; no effect on values or on estimates.
 
         Args:
             location: The place.

@@ -85,7 +85,7 @@ class Options(ObservingOptions, MachineOptions, HostOptions, WatchOptions):
     Jit: _JitOptions
     """Deprecated; logs a warning, as in PopTorch."""
     TensorLocations: _TensorLocationOptions
-    """Where a real machine keeps tensors; no effect here."""
+    """Where a real machine keeps tensors; estimates use it, and no value depends on it."""
     Distributed: _DistributedOptions
     """The ID of this process and the number of processes, which divide the data."""
 

@@ -269,6 +269,24 @@ def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
     return f"{module.path} {details.name}"
 
 
+def costs(model: Net, optimizer: torch.optim.Optimizer) -> float:
+    """Ask what a model would cost on an IPU, and what changes its speed here."""
+    options = poptorch.Options().machine("bow", tiles=736, out_of_memory="raise")
+    options.logCycleCount(True)
+    batch = (torch.empty(8, 3, device="meta"), torch.empty(8, device="meta"))
+    estimate: poptorch.Estimate = poptorch.estimate(
+        model, batch, options=options, optimizer=optimizer
+    )
+    assert estimate.verdict == "fits"
+    executor = poptorch.inferenceModel(model, options)
+    same: poptorch.Estimate = executor.estimate(torch.randn(8, 3))
+    levers: poptorch.Levers = executor.levers(torch.randn(8, 3), seconds=0.1)
+    lever: poptorch.Lever = levers.device_iterations
+    knee: poptorch.LeverPoint | None = lever.knee
+    cycles: int = executor.cycleCount()
+    return same.seconds + cycles + (0 if knee is None else knee.rate)
+
+
 def pipelines(model: Net) -> list[poptorch.PipelineStageRecord]:
     """Ask for a pipeline as TensorFlow for IPUs has them."""
     poptorch.set_pipelining_options(

@@ -111,6 +111,7 @@ def test_every_setter_has_a_row():
         "setTimeout",  # (tests/unit/test_several_processes.py)
         "observe",  # (tests/parity/observing)
         "watch",  # (tests/parity/watch)
+        "machine",  # (tests/machine/test_machine_options.py)
     }
     options = Options()
     groups = {"": options, **options._parts()}

@@ -199,7 +199,7 @@ def test_every_setter_is_listed_and_called_by_the_contract_of_options():
         and name.path.rpartition(".")[2] not in dir(poptorch.options.base.OptionsGroup)
     }
     beside_rows = {"appendToLocationExcludes", "setEnvVarNames", "setTimeout"}
-    beside_rows |= {"observe", "watch"}
+    beside_rows |= {"machine", "observe", "watch"}
     beside_rows |= {
         "clone",
         "defaultOutputMode",
