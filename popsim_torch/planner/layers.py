@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -58,6 +58,8 @@ def find_layers(
         if name in started
     ]
     layers = [Layer(name) for name in sorted(names, key=started.__getitem__)]
+    if not layers:
+        return []
     for index, layer in enumerate(layer_of_ops(program, [one.name for one in layers])):
         if layer is None:
             continue
@@ -70,12 +72,12 @@ def find_layers(
     return layers
 
 
-def _opened(module: nn.Module, name: str, is_large: object) -> Iterator[str]:
+def _opened(module: nn.Module, name: str, is_large: Callable[[str], bool]) -> Iterator[str]:
     """Yield the names of modules; large ones are replaced by the modules inside of them."""
     for key, inner in module.named_children():
         path = f"{name}.{key}" if name else key
         is_list = isinstance(inner, (nn.ModuleList, nn.ModuleDict))
-        opens = any(True for _ in inner.children()) and (is_list or is_large(path))  # type: ignore[operator]
+        opens = any(True for _ in inner.children()) and (is_list or is_large(path))
         if opens:
             yield from _opened(inner, path, is_large)
         else:

@@ -120,7 +120,8 @@ class PipelinePlan(Described):
 
         Args:
             model: The model that was planned for, not yet wrapped.
-            options: Receives the strategy, the schedule, the recomputation and the accumulation.
+            options: Receives the strategy, the schedule, the recomputation and the accumulation,
+                and ``autoRoundNumIPUs`` if the number of stages is no power of two.
 
         Raises:
             UsageValueError: The model does not have these layers.
@@ -138,6 +139,8 @@ class PipelinePlan(Described):
             options.deviceIterations(max(self.accumulation, options.device_iterations))
         if count == 1:
             return
+        if count & (count - 1):
+            options.autoRoundNumIPUs(True)  # machines hand out powers of two
         if self.schedule == PipelineSchedule.Sequential:
             options.setExecutionStrategy(ShardedExecution())
         else:

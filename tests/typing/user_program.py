@@ -256,6 +256,10 @@ def fit_with_callbacks(model: Net, optimizer: torch.optim.Optimizer) -> str:
     assert traffic.exchanges == 0
     summary: poptorch.ModelSummary = poptorch.summary(model, torch.randn(8, 3))
     module: poptorch.ModuleSummary = summary.rows[0]
+    plan: poptorch.PipelinePlan = poptorch.plan(
+        model, torch.randn(8, 3), num_ipus=2, optimizer=optimizer
+    )
+    plan.apply(model, poptorch.Options())
     executor = poptorch.trainingModel(model, optimizer=optimizer)
     details: poptorch.TensorInfo = executor.getTensorNames("Gradient___*", details=True)[0]
     chosen: poptorch.tensors.Selection = poptorch.tensors.gradients() & "*.weight"
