@@ -14,6 +14,7 @@ namespace popsim::machine {
 namespace {
 
 constexpr int64_t kMaxColumnParts = 4;
+constexpr int64_t kMaxTurns = 16;
 constexpr int64_t kFewChannels = 4;  // kernel columns are folded into channels
 
 // Cycles of a tile for a kernel of several elements: the nx1 vertex.
@@ -58,8 +59,7 @@ class ConvolutionSearch {
         }
       }
     }
-    const auto bytes = static_cast<double>(device_.tile_bytes);
-    return plans_.best(proportion * bytes, 2 * bytes);
+    return plans_.best(proportion * static_cast<double>(device_.tile_bytes));
   }
 
  private:
@@ -81,7 +81,6 @@ class ConvolutionSearch {
     return problem;
   }
 
-  // As many parts of the rows as there are tiles left.
   void look(ConvolutionPlan plan) {
     const int64_t left = tiles_ / (plan.in * plan.out * plan.groups);
     for (const int64_t batch : useful_parts(problem_.batch, left)) {
@@ -89,15 +88,20 @@ class ConvolutionSearch {
       for (const int64_t columns : useful_parts(problem_.columns, most)) {
         plan.batch = batch;
         plan.columns = columns;
-        const int64_t rows = std::min(problem_.rows, left / (batch * columns));
-        plan.rows = fewest_parts(problem_.rows, std::max<int64_t>(rows, 1));
-        for (int64_t turns = 1; turns <= 16; turns *= 2) {
-          if (turns > 1 && ceil_div(out_units_, plan.out) < turns) break;
-          plan.turns = turns;
-          price(plan);
-          plans_.keep(plan);
+        for (const int64_t rows :
+             field_parts(problem_.rows, left / (batch * columns))) {
+          plan.rows = rows;
+          look_at_turns(plan);
         }
       }
+    }
+  }
+
+  void look_at_turns(ConvolutionPlan plan) {
+    for (plan.turns = 1; plan.turns <= kMaxTurns; plan.turns *= 2) {
+      if (plan.turns > 1 && ceil_div(out_units_, plan.out) < plan.turns) break;
+      price(plan);
+      plans_.keep(plan);
     }
   }
 

@@ -15,8 +15,8 @@
 namespace popsim::machine {
 namespace {
 
-constexpr int64_t kOutTurns[] = {1, 2, 4, 8, 16};
-constexpr int64_t kInTurns[] = {1, 2, 4, 8};
+constexpr int64_t kMaxOutTurns = 16;
+constexpr int64_t kMaxInTurns = 8;
 
 struct Sizes {
   int64_t field;
@@ -28,17 +28,17 @@ struct Sizes {
 class MatmulSearch {
  public:
   MatmulSearch(const Device& device, int64_t tiles, double proportion,
-               const MatmulProblem& problem)
+               const MatmulProblem& problem, double sync)
       : device_(device),
         tiles_(tiles),
         problem_(problem),
-        proportion_(proportion) {}
+        proportion_(proportion),
+        sync_(sync) {}
 
   MatmulPlan run() {
     look(false);
     look(true);
-    const auto bytes = static_cast<double>(device_.tile_bytes);
-    return plans_.best(proportion_ * bytes, 2 * bytes);
+    return plans_.best(proportion_ * static_cast<double>(device_.tile_bytes));
   }
 
  private:
@@ -52,21 +52,29 @@ class MatmulSearch {
       for (const int64_t out : useful_parts(out_units, tiles_ / in)) {
         for (const int64_t groups :
              useful_parts(sizes.groups, tiles_ / (in * out))) {
-          int64_t field = std::min(sizes.field, tiles_ / (in * out * groups));
-          field = fewest_parts(sizes.field, field);
-          for (const int64_t out_turns : kOutTurns) {
-            for (const int64_t in_turns : kInTurns) {
-              if (!useful_turns(ceil_div(out_units, out), out_turns) ||
-                  !useful_turns(ceil_div(in_units, in), in_turns)) {
-                continue;
-              }
-              MatmulPlan plan{field,     in,       out,    groups,
-                              out_turns, in_turns, swapped};
-              price(sizes, plan);
-              plans_.keep(plan);
-            }
+          for (const int64_t field :
+               field_parts(sizes.field, tiles_ / (in * out * groups))) {
+            look(sizes, {field, in, out, groups, 1, 1, swapped});
           }
         }
+      }
+    }
+  }
+
+  // In all turns.
+  void look(const Sizes& sizes, MatmulPlan parts) {
+    const int64_t in_units = ceil_div(sizes.in, problem_.types.channels());
+    const int64_t out_units =
+        ceil_div(sizes.out, problem_.types.units(device_.version));
+    for (parts.out_turns = 1; parts.out_turns <= kMaxOutTurns;
+         parts.out_turns *= 2) {
+      if (!useful_turns(ceil_div(out_units, parts.out), parts.out_turns)) break;
+      for (parts.in_turns = 1; parts.in_turns <= kMaxInTurns;
+           parts.in_turns *= 2) {
+        if (!useful_turns(ceil_div(in_units, parts.in), parts.in_turns)) break;
+        MatmulPlan plan = parts;
+        price(sizes, plan);
+        plans_.keep(plan);
       }
     }
   }
@@ -109,9 +117,8 @@ class MatmulSearch {
     price_slices(sizes, results, plan);
     plan.rearrange = plan.swapped ? rearrange_all() : 0;
     const auto turns = static_cast<double>(plan.turns());
-    const double sync =
-        static_cast<double>(plan.phases) * constants::kSync.value;
-    plan.sync = turns * sync + (plan.swapped ? 2 * constants::kSync.value : 0);
+    const double sync = static_cast<double>(plan.phases) * sync_;
+    plan.sync = turns * sync + (plan.swapped ? 2 * sync_ : 0);
     plan.cycles =
         turns * (plan.exchange_in + plan.exchange_weights + plan.compute +
                  plan.exchange_partials + plan.reduce + plan.slice + sync) +
@@ -166,28 +173,30 @@ class MatmulSearch {
                        static_cast<double>(tiles_);
     const auto word = static_cast<double>(std::min<int64_t>(8, p.types.size()));
     return bytes * 5 / (4 * word) + bytes / constants::kExchangeBytes +
-           2 * constants::kSync.value;
+           2 * sync_;
   }
 
   const Device& device_;
   int64_t tiles_;
   const MatmulProblem& problem_;
   double proportion_;
+  double sync_;
   Frontier<MatmulPlan> plans_;
 };
 
 using MatmulKey =
-    std::tuple<int32_t, int64_t, int64_t, bool, double, MatmulProblem>;
+    std::tuple<int32_t, int64_t, int64_t, bool, double, MatmulProblem, double>;
 
 }  // namespace
 
 MatmulPlan plan_matmul(const Device& device, int64_t tiles, double proportion,
-                       const MatmulProblem& problem) {
+                       const MatmulProblem& problem, double sync) {
   if (problem.m * problem.n * problem.groups == 0 || problem.k == 0) return {};
   static std::mutex mutex;
   static std::map<MatmulKey, MatmulPlan> known;
-  const MatmulKey key{device.version,    tiles,      device.tile_bytes,
-                      device.shares_bus, proportion, problem};
+  const MatmulKey key{
+      device.version, tiles, device.tile_bytes, device.shares_bus, proportion,
+      problem,        sync};
   {
     const std::lock_guard lock(mutex);
     if (const auto found = known.find(key); found != known.end()) {
@@ -195,7 +204,7 @@ MatmulPlan plan_matmul(const Device& device, int64_t tiles, double proportion,
     }
   }
   const MatmulPlan plan =
-      MatmulSearch(device, tiles, proportion, problem).run();
+      MatmulSearch(device, tiles, proportion, problem, sync).run();
   const std::lock_guard lock(mutex);
   return known.emplace(key, plan).first->second;
 }

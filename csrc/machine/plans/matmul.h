@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "machine/constants.h"
 #include "machine/device.h"
 #include "machine/formulas/product_unit.h"
 
@@ -54,11 +55,12 @@ struct MatmulPlan {
 };
 
 // The cheapest plan whose temporaries take at most `proportion` of a tile; if
-// there is none, of twice that, up to two tiles; then the smallest one. Plans
-// are kept: the same question is answered at once.
+// there is none, the smallest one. Plans are kept: the same question is
+// answered at once. `sync` is the cost of a phase in cycles.
 [[nodiscard]] MatmulPlan plan_matmul(const Device& device, int64_t tiles,
                                      double proportion,
-                                     const MatmulProblem& problem);
+                                     const MatmulProblem& problem,
+                                     double sync = constants::kSync.value);
 
 [[nodiscard]] std::string to_string(const MatmulPlan& plan);
 

@@ -29,6 +29,23 @@ namespace popsim::machine {
   return ceil_div(size, ceil_div(size, count));
 }
 
+// The parts of a field that can be best: as many as there are tiles, or a whole
+// field, which needs no exchange of weights. Of a few elements all numbers are
+// tried, as the unit does not take longer for each element more.
+[[nodiscard]] inline std::vector<int64_t> field_parts(int64_t size,
+                                                      int64_t most) {
+  constexpr int64_t kFew = 18;  // three for each worker
+  const int64_t fullest = fewest_parts(size, std::min(size, most));
+  std::vector<int64_t> parts{1};
+  for (int64_t largest = std::min(kFew, size - 1);
+       largest > ceil_div(size, fullest); --largest) {
+    const int64_t count = ceil_div(size, largest);
+    if (count != parts.back()) parts.push_back(count);
+  }
+  if (fullest != parts.back()) parts.push_back(fullest);
+  return parts;
+}
+
 // Of plans that are compared by cycles and by temporary memory, those that no
 // other plan is as good as in both.
 template <typename Plan>
@@ -48,19 +65,16 @@ class Frontier {
     plans_.push_back(plan);
   }
 
-  // The fastest plan within `limit` bytes; the limit is doubled up to `most`;
-  // then the smallest plan.
-  [[nodiscard]] Plan best(double limit, double most) const {
-    while (true) {
-      const Plan* best = nullptr;
-      for (const Plan& plan : plans_) {
-        if (plan.temporary_bytes > limit) continue;
-        if (best == nullptr || plan.cycles < best->cycles) best = &plan;
-      }
-      if (best != nullptr) return *best;
-      if (limit >= most || limit <= 0) break;
-      limit *= 2;
+  // The fastest plan within `limit` bytes; if there is none, the smallest one.
+  // PopLibs doubles the limit until a plan is found. With that, a lower limit
+  // may take more memory, which nobody expects of it.
+  [[nodiscard]] Plan best(double limit) const {
+    const Plan* best = nullptr;
+    for (const Plan& plan : plans_) {
+      if (plan.temporary_bytes > limit) continue;
+      if (best == nullptr || plan.cycles < best->cycles) best = &plan;
     }
+    if (best != nullptr) return *best;
     return *std::ranges::min_element(
         plans_, {}, [](const Plan& plan) { return plan.temporary_bytes; });
   }
