@@ -253,7 +253,9 @@ class Planner {
 
   Slot slot_of(const schedule::ActionList& actions, double least) const {
     Slot slot;
-    std::map<int32_t, double> of_ipu;
+    // Of grouped passes all backward ones begin when all forward ones are done.
+    const bool in_groups = settings_.schedule == schedule::Kind::kGrouped;
+    std::map<int32_t, double> work[2];  // by group, then by IPU
     std::vector<Transfer> transfers;
     for (const schedule::Action& action : actions) {
       if (action.kind == ActionKind::kUpdate) {
@@ -269,14 +271,19 @@ class Planner {
       const double cycles = parts_of(key).sum();
       slot.actions.push_back(
           {action.kind, action.stage, ipu, action.micro_batch, cycles});
-      of_ipu[ipu] += cycles;
+      const bool second = in_groups && action.kind == ActionKind::kBackward;
+      work[second ? 1 : 0][ipu] += cycles;
       const auto sent = transfers_.find(key);
       if (sent == transfers_.end()) continue;
       transfers.insert(transfers.end(), sent->second.begin(),
                        sent->second.end());
     }
-    for (const auto& [ipu, cycles] : of_ipu) {
-      slot.cycles = std::max(slot.cycles, cycles);
+    for (const auto& of_ipu : work) {
+      double longest = 0;
+      for (const auto& [ipu, cycles] : of_ipu) {
+        longest = std::max(longest, cycles);
+      }
+      slot.cycles += longest;
     }
     slot.cycles = std::max(slot.cycles, least);
     if (!transfers.empty()) {
