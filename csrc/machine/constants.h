@@ -44,14 +44,14 @@ inline constexpr int64_t kIpusOfMachine = 4;  // that share the way to the host
 // --- Every op ---------------------------------------------------------------
 inline constexpr Constant kSync{
     "sync",
-    216,
+    220,
     "cycles",
     Grade::kFitted,
     "dense products of the PopSparse paper (arXiv 2303.16999)",
     150,
     240};
 inline constexpr Constant kGlue{"glue",
-                                450,
+                                510,
                                 "cycles",
                                 Grade::kFitted,
                                 "ResNet-50 inference at batch 4 (ByteMLPerf)",

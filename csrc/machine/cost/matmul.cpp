@@ -69,9 +69,9 @@ OpCost operand_moves(const OpView& op, CostContext& context) {
   for (const size_t i : {size_t{0}, size_t{1}}) {
     const Tensor& tensor = op.input(i);
     const int64_t bytes = tensor.numel() * device_size(tensor.dtype);
-    cost += rearrange_operand(
-        static_cast<double>(ceil_div(bytes, context.tiles)),
-        device_size(tensor.dtype));
+    cost +=
+        rearrange_operand(static_cast<double>(ceil_div(bytes, context.tiles)),
+                          device_size(tensor.dtype));
   }
   return cost;
 }
