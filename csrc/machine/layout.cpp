@@ -47,14 +47,22 @@ void Layouts::place(graph::TensorId id, const Layout& layout) {
   if (!found) found = layout;
 }
 
-int64_t Layouts::elements_per_tile(graph::TensorId id) {
+Layout Layouts::of_view(graph::TensorId id) {
   const graph::Tensor& tensor = graph_.tensor(id);
-  const graph::Tensor& owner = graph_.tensor(graph_.root(id));
-  const Layout& layout = of(id);
-  if (tensor.numel() == owner.numel()) {
-    return ceil_div(layout.bytes_per_tile, device_size(tensor.dtype));
+  const int64_t memory = graph_.tensor(graph_.root(id)).numel();
+  Layout layout = of(id);
+  if (tensor.numel() > memory) return linear(tensor.shape, tensor.dtype);
+  if (tensor.numel() < memory) {
+    const int64_t bytes =
+        ceil_div(tensor.numel(), layout.tiles) * device_size(tensor.dtype);
+    layout.bytes_per_tile = ceil_div(bytes, kGrainBytes) * kGrainBytes;
   }
-  return ceil_div(tensor.numel(), layout.tiles);
+  return layout;
+}
+
+int64_t Layouts::elements_per_tile(graph::TensorId id) {
+  return ceil_div(of_view(id).bytes_per_tile,
+                  device_size(graph_.tensor(id).dtype));
 }
 
 Layout Layouts::linear(const Shape& shape, DType dtype) {

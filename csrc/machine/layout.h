@@ -31,6 +31,9 @@ class Layouts {
   [[nodiscard]] bool has(graph::TensorId id) const;
   // The given layout, or the linear one.
   [[nodiscard]] const Layout& of(graph::TensorId id);
+  // As of(), of the elements of a view alone: some of its owner's memory, which
+  // stay on their tiles, or more than that, which are spread anew.
+  [[nodiscard]] Layout of_view(graph::TensorId id);
   // Sets the layout of the owner of a tensor's memory; the first call counts.
   void place(graph::TensorId id, const Layout& layout);
   // The number of elements of a tensor on its fullest tile.

@@ -31,7 +31,7 @@ OpCost reduction_of(CostContext& context, const ops::OpView& op, TensorId id,
                     int64_t results) {
   const graph::Tensor& tensor = op.graph().tensor(id);
   return tensor_reduction({context.layouts.elements_per_tile(id),
-                           context.layouts.of(id).tiles, results,
+                           context.layouts.of_view(id).tiles, results,
                            device_size(tensor.dtype)});
 }
 
@@ -44,9 +44,15 @@ OpCost bring(CostContext& context, const ops::OpView& op, TensorId id,
   return move(static_cast<double>(ceil_div(bytes, layout.tiles)));
 }
 
+bool repeats_elements(const ops::OpView& op, TensorId id) {
+  const graph::Graph& graph = op.graph();
+  return graph.tensor(id).numel() > graph.tensor(graph.root(id)).numel();
+}
+
 void follow(CostContext& context, const ops::OpView& op, TensorId id) {
+  if (repeats_elements(op, id)) return;
   const graph::Tensor& source = op.graph().tensor(id);
-  const Layout layout = context.layouts.of(id);
+  const Layout layout = context.layouts.of_view(id);
   for (const TensorId output : op.op().outputs) {
     if (output == kNoTensor) continue;
     const graph::Tensor& tensor = op.graph().tensor(output);

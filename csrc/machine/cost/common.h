@@ -57,7 +57,10 @@ namespace popsim::machine {
 // The cycles to bring an operand to the tiles of a layout; none if it is there.
 [[nodiscard]] OpCost bring(CostContext& context, const ops::OpView& op,
                            graph::TensorId id, const Layout& layout);
-// Gives the outputs of the same number of elements the layout of a tensor.
+// Whether a tensor is a view that repeats elements: it is broadcast.
+[[nodiscard]] bool repeats_elements(const ops::OpView& op, graph::TensorId id);
+// Gives the outputs of the same number of elements the layout of a tensor; a
+// tensor that repeats elements has none to give.
 void follow(CostContext& context, const ops::OpView& op, graph::TensorId id);
 
 }  // namespace popsim::machine

@@ -51,6 +51,26 @@ OpCost plain_copy(double bytes) {
   return cost;
 }
 
+// Whether the axes lie in their order: a part of a tensor, with gaps.
+bool is_part(const Tensor& tensor) {
+  int64_t last = 0;
+  for (size_t i = tensor.shape.size(); i-- > 0;) {
+    if (tensor.shape[i] == 1) continue;
+    if (tensor.strides[i] <= last) return false;
+    last = tensor.strides[i];
+  }
+  return true;
+}
+
+// Each tile gets the distinct elements that it needs, and repeats them.
+OpCost repeated(const OpView& op, const Tensor& x, double bytes) {
+  const Tensor& owner = op.graph().tensor(op.graph().root(op.input_id(0)));
+  const auto memory = static_cast<double>(owner.numel() * device_size(x.dtype));
+  OpCost cost = move(std::min(bytes, memory));
+  cost += plain_copy(bytes);
+  return assumed(named(cost, "copy"));
+}
+
 OpCost copy_cost(const OpView& op, CostContext& context) {
   const Tensor& x = op.input(0);
   const TensorId output = op.has_output(0) ? op.output_id(0) : op.input_id(0);
@@ -62,7 +82,11 @@ OpCost copy_cost(const OpView& op, CostContext& context) {
         !is_floating(x.dtype) || !is_floating(op.graph().tensor(output).dtype);
     cost += cast(context.layouts.elements_per_tile(output), of_integers);
   }
-  if (is_transpose(x)) {
+  if (repeats_elements(op, op.input_id(0))) {
+    cost += repeated(op, x, bytes);
+  } else if (is_part(x) && !x.contiguous()) {
+    cost += assumed(plain_copy(bytes));
+  } else if (is_transpose(x)) {
     cost += rearrange_operand(bytes, device_size(x.dtype));
   } else if (!x.contiguous()) {
     cost += rearrange(bytes, piece_bytes(x));

@@ -81,12 +81,25 @@ TensorId leader_of(const OpView& op, CostContext& context, int64_t numel) {
   TensorId leader = kNoTensor;
   for (const TensorId id : op.op().inputs) {
     if (id == kNoTensor || op.graph().tensor(id).numel() != numel) continue;
+    if (repeats_elements(op, id)) continue;
     if (leader == kNoTensor ||
         context.layouts.of(id).tiles > context.layouts.of(leader).tiles) {
       leader = id;
     }
   }
   return leader;
+}
+
+// Numbers of 16 bits go through in twos; truth values as what they came from.
+bool is_half_map(const OpView& op, const graph::Tensor& result) {
+  if (is_floating(result.dtype)) return is_half(result.dtype);
+  bool half = false;
+  for (const TensorId id : op.op().inputs) {
+    if (id == kNoTensor || !is_floating(op.graph().tensor(id).dtype)) continue;
+    if (!is_half(op.graph().tensor(id).dtype)) return false;
+    half = true;
+  }
+  return half;
 }
 
 OpCost map_cost(const OpView& op, CostContext& context) {
@@ -101,21 +114,23 @@ OpCost map_cost(const OpView& op, CostContext& context) {
   if (leader != kNoTensor) follow(context, op, leader);
   const Layout layout = context.layouts.of(output);
   const int64_t elements = context.layouts.elements_per_tile(output);
-  const bool half = is_half(result.dtype);
+  const bool half = is_half_map(op, result);
   VectorLoop loop = chain_of(lines_of(op), half);
   OpCost moves;
   for (const TensorId id : op.op().inputs) {
     if (id == kNoTensor || id == leader) continue;
     const graph::Tensor& operand = op.graph().tensor(id);
-    if (operand.numel() == 1) continue;
-    if (operand.numel() == result.numel()) {
+    const int64_t memory = op.graph().tensor(op.graph().root(id)).numel();
+    const int64_t distinct = std::min(operand.numel(), memory);
+    if (distinct == 1) continue;
+    if (distinct == result.numel()) {
       moves += bring(context, op, id, layout);
       continue;
     }
     // Each tile gets the distinct elements that it needs.
     loop.overhead += kRowOverhead;
     loop.grade = worse(loop.grade, Grade::kAssumed);
-    const int64_t needed = std::min(elements, operand.numel());
+    const int64_t needed = std::min(elements, distinct);
     moves += move(static_cast<double>(needed * device_size(operand.dtype)));
   }
   // All operands move in one exchange.

@@ -16,8 +16,10 @@ constexpr double kMaximum = 5;  // of the gradient of a maximum
 // The positions of a window; those of an adaptive pool cover the input.
 int64_t positions_of(const OpView& op, const Tensor& wide,
                      const Tensor& narrow) {
-  const auto& kernel = op.attribute<std::vector<int64_t>>("kernel");
-  if (kernel.size() == 2) return kernel[0] * kernel[1];
+  if (op.has_attribute("kernel")) {
+    const auto& kernel = op.attribute<std::vector<int64_t>>("kernel");
+    return kernel[0] * kernel[1];
+  }
   return ceil_div(wide.numel(), std::max<int64_t>(narrow.numel(), 1));
 }
 

@@ -9,7 +9,12 @@ namespace popsim::machine {
 namespace {
 
 constexpr int64_t kW = constants::kWorkers;
+// Overheads of ops with one operand, with three, and of truth values.
 constexpr double kUnary = 17;
+constexpr double kExponential = 33;
+constexpr double kCast = 37;
+constexpr double kTernary = 11;
+constexpr double kTruth = 26;
 
 struct Row {
   std::string_view name;
@@ -25,21 +30,21 @@ struct Row {
 constexpr std::array kRows = {
     Row{"abs", 5, 1, 5, 1, kUnary},
     Row{"add", 3, 2, 3, 4, 0},
-    Row{"and", 5, 4, 5, 4, 26},
-    Row{"bfloat16", 2, 4, 2, 4, 37},
+    Row{"and", 5, 4, 5, 4, kTruth},
+    Row{"bfloat16", 2, 4, 2, 4, kCast},
     Row{"ceil", 6, 2, 6, 4, kUnary},
-    Row{"clamp", 2, 2, 2, 4, 11},
+    Row{"clamp", 2, 2, 2, 4, kTernary},
     Row{"copy", 1, 2, 1, 4, kUnary},
     Row{"cos", 2304, 1, 25, 1, kUnary},
     Row{"div", 10, 2, 21, 4, 0},
     Row{"eq", 14, 4, 9, 4, 0},
     Row{"erf", 41, 1, 13, 1, kUnary},
-    Row{"exp", 6, 2, 4, 4, 33},
+    Row{"exp", 6, 2, 4, 4, kExponential},
     Row{"expm1", 8, 1, 9, 4, kUnary},
     Row{"floor", 6, 2, 6, 4, kUnary},
     Row{"ge", 14, 4, 9, 4, 0},
     Row{"gt", 14, 4, 9, 4, 0},
-    Row{"half", 2, 4, 2, 4, 37},
+    Row{"half", 2, 4, 2, 4, kCast},
     Row{"le", 14, 4, 9, 4, 0},
     Row{"log", 12, 2, 4, 4, kUnary},
     Row{"log1p", 22, 2, 22, 4, kUnary},
@@ -49,7 +54,7 @@ constexpr std::array kRows = {
     Row{"mul", 3, 2, 3, 4, 0},
     Row{"ne", 14, 4, 9, 4, 0},
     Row{"neg", 2, 2, 2, 4, kUnary},
-    Row{"or", 5, 4, 5, 4, 26},
+    Row{"or", 5, 4, 5, 4, kTruth},
     Row{"pow", 312, 1, 325, 1, 0},
     Row{"reciprocal", 6, 2, 15, 4, kUnary},
     Row{"relu", 3, 2, 3, 4, kUnary},
@@ -62,15 +67,20 @@ constexpr std::array kRows = {
     Row{"square", 2, 2, 2, 4, kUnary},
     Row{"sub", 3, 2, 3, 4, 0},
     Row{"tanh", 12, 2, 4, 4, kUnary},
-    Row{"trunc", 6, 2, 6, 4, kUnary},
-    Row{"where", 5, 1, 5, 1, 11},
-    Row{"clamp_to_numbers", 2, 2, 2, 4, 11, Grade::kAssumed},
+    Row{"where", 5, 1, 5, 1, kTernary},
+    Row{"clamp_to_numbers", 2, 2, 2, 4, kTernary, Grade::kAssumed},
     Row{"cube", 5, 2, 5, 4, kUnary, Grade::kAssumed},
     Row{"inverse_square", 8, 2, 17, 4, kUnary, Grade::kAssumed},
     Row{"leaky_relu", 5, 2, 5, 4, kUnary, Grade::kAssumed},
     Row{"log2", 14, 2, 6, 4, kUnary, Grade::kAssumed},
     Row{"not", 14, 4, 9, 4, kUnary, Grade::kAssumed},
+    Row{"trunc", 6, 2, 6, 4, kUnary, Grade::kAssumed},
 };
+
+bool is_unary(const Row& row) {
+  return row.overhead == kUnary || row.overhead == kExponential ||
+         row.overhead == kCast;
+}
 
 double binary_overhead(bool half) { return half ? 26 : 29; }
 
@@ -94,7 +104,7 @@ std::optional<VectorLoop> instruction_loop(std::string_view name, bool half,
       row->overhead > 0 ? row->overhead : binary_overhead(half);
   return VectorLoop{half ? row->half_cycles : row->float_cycles,
                     half ? row->half_elements : row->float_elements, overhead,
-                    row->overhead > 0, row->grade};
+                    is_unary(*row), row->grade};
 }
 
 VectorLoop pass(double cycles, bool half) {
