@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import popsim_torch as poptorch
+from popsim_torch.errors import UsageValueError
 from popsim_torch.machine import machine_constants
 from popsim_torch.validation.page import (
     constants_table,
@@ -112,7 +112,7 @@ def test_tables_go_between_their_marks(tmp_path):
 def test_a_page_without_marks_stays_as_it_is(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing here\n")
-    with pytest.raises(poptorch.UsageValueError, match="must have the marks <!-- the table -->"):
+    with pytest.raises(UsageValueError, match="must have the marks <!-- the table -->"):
         write_page(str(page), [])
     assert page.read_text() == "nothing here\n"
 
@@ -126,5 +126,5 @@ def test_a_page_without_marks_stays_as_it_is(tmp_path):
     ],
 )
 def test_marks_stand_once_and_in_order(text):
-    with pytest.raises(poptorch.UsageValueError, match="once each, in this order"):
+    with pytest.raises(UsageValueError, match="once each, in this order"):
         fill(text, "table", "content")
