@@ -96,15 +96,13 @@ def fill(text: str, name: str, content: str) -> str:
     return f"{before}{begin}\n\n{content}\n\n{end}{after}"
 
 
-def write_page(
-    path: str, results: Sequence[Result], estimates: Mapping[str, Estimate] | None = None
-) -> None:
+def write_page(path: str, results: Sequence[Result], estimates: Mapping[str, Estimate]) -> None:
     """Write the tables into a page, between the marks for them.
 
     Args:
         path: The page.
         results: The rows of the table of published figures.
-        estimates: The estimates of whole models; None leaves their table as it is.
+        estimates: The estimates of whole models, by name.
 
     Raises:
         UsageValueError: The page lacks marks; nothing is written.
@@ -112,6 +110,5 @@ def write_page(
     page = Path(path)
     text = fill(page.read_text(encoding="utf-8"), "table", validation_table(results))
     text = fill(text, "constants", constants_table())
-    if estimates is not None:
-        text = fill(text, "models", models_table(estimates))
+    text = fill(text, "models", models_table(estimates))
     page.write_text(text, encoding="utf-8")

@@ -99,10 +99,13 @@ def test_a_row_outside_of_its_limit_says_so():
 def test_tables_go_between_their_marks(tmp_path):
     row = Row("V0", "a product", "cycles", 100, lambda: 101.0, 0.1, "nobody")
     page = tmp_path / "page.md"
-    parts = [f"<!-- the {name} -->old<!-- end of the {name} -->" for name in ("constants", "table")]
-    page.write_text(f"before\n{parts[0]}\nmiddle\n{parts[1]}\nafter\n")
+    parts = [
+        f"<!-- the {name} -->old<!-- end of the {name} -->"
+        for name in ("constants", "table", "models")
+    ]
+    page.write_text(f"before\n{parts[0]}\nmiddle\n{parts[1]}\n{parts[2]}\nafter\n")
     for _ in range(2):  # the second time changes nothing
-        write_page(str(page), results_of([row]))
+        write_page(str(page), results_of([row]), {})
         text = page.read_text()
         assert text.startswith("before\n") and text.endswith("\nafter\n") and "\nmiddle\n" in text
         assert between(text, "table").strip() == validation_table(results_of([row]))
@@ -113,7 +116,7 @@ def test_a_page_without_marks_stays_as_it_is(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("nothing here\n")
     with pytest.raises(UsageValueError, match="must have the marks <!-- the table -->"):
-        write_page(str(page), [])
+        write_page(str(page), [], {})
     assert page.read_text() == "nothing here\n"
 
 
