@@ -9,6 +9,7 @@ from popsim_torch.machine.estimate import (
     Latency,
     Link,
     MachineInfo,
+    ModuleCost,
     OpCost,
     ScheduledSlot,
     SlotAction,
@@ -17,7 +18,13 @@ from popsim_torch.machine.estimate import (
     Traffic,
     Variable,
 )
-from popsim_torch.machine.formulas import machine_constant, machine_device, matmul_plan
+from popsim_torch.machine.formulas import (
+    MachineConstant,
+    machine_constant,
+    machine_constants,
+    machine_device,
+    matmul_plan,
+)
 from popsim_torch.machine.placing import Placing, Placings
 from popsim_torch.machine.program import EstimateRequest, estimate_program
 
@@ -30,7 +37,9 @@ __all__ = [
     "IpuMemory",
     "Latency",
     "Link",
+    "MachineConstant",
     "MachineInfo",
+    "ModuleCost",
     "OpCost",
     "Placing",
     "Placings",
@@ -42,6 +51,7 @@ __all__ = [
     "Variable",
     "estimate_program",
     "machine_constant",
+    "machine_constants",
     "machine_device",
     "matmul_plan",
 ]

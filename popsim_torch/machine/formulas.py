@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from popsim_torch import _native
 
-__all__ = ["machine_constant", "machine_device", "matmul_plan"]
+__all__ = [
+    "MachineConstant",
+    "machine_constant",
+    "machine_constants",
+    "machine_device",
+    "matmul_plan",
+]
+
+MachineConstant = _native.MachineConstant
 
 
 def machine_device(version: int) -> _native.MachineDevice:
@@ -26,6 +34,11 @@ def matmul_plan(
     return _native.plan_matmul(device, m, k, n, 1, half, half_partials, float_result)
 
 
+def machine_constants() -> list[MachineConstant]:
+    """Return the constants of the model: values, units, grades, sources."""
+    return _native.machine_constants()
+
+
 def machine_constant(name: str) -> float:
     """Return a constant of the model, by its name."""
-    return next(one.value for one in _native.machine_constants() if one.name == name)
+    return next(one.value for one in machine_constants() if one.name == name)

@@ -8,7 +8,8 @@ import sys
 import time
 
 from popsim_torch.report.validated import write_validation
-from popsim_torch.validation.rows import validation_rows
+from popsim_torch.validation.page import write_page
+from popsim_torch.validation.rows import validation_rows, whole_models
 from popsim_torch.validation.table import Result, results_of, text_of
 
 __all__ = ["main"]
@@ -19,9 +20,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="popsim_torch.validation", description=__doc__)
     parser.add_argument("--fast", action="store_true", help="leave out whole models")
     parser.add_argument(
-        "--write", metavar="FILE", help="write the table into this page, and the result for reports"
+        "--write",
+        metavar="FILE",
+        help="write the tables of this page, and the result for reports",
     )
     arguments = parser.parse_args()
+    if arguments.fast and arguments.write:
+        parser.error("--write needs all rows, and --fast leaves some out. Leave out one of them.")
     logging.getLogger("poptorch::python").setLevel(logging.ERROR)
     start = time.perf_counter()
     results = results_of(validation_rows(fast=arguments.fast))
@@ -29,10 +34,7 @@ def main() -> int:
     outside = [one for one in results if not one.within and not one.soft]
     print(_last_line(results, outside, time.perf_counter() - start))
     if arguments.write:
-        from popsim_torch.validation.table import write_table
-
-        write_table(arguments.write, results)
-    if arguments.write and not arguments.fast:
+        write_page(arguments.write, results, whole_models())
         firm = [one for one in results if not one.soft]
         worst = max(firm, key=lambda one: abs(one.error))
         write_validation(len(firm), len(firm) - len(outside), (worst.number, worst.error))

@@ -1,16 +1,13 @@
-"""The results of the validation, as text and as Markdown."""
+"""The results of the validation, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from popsim_torch.validation.rows import Row
 
-__all__ = ["Result", "results_of", "text_of", "write_table"]
-
-_BEGIN, _END = "<!-- the table -->", "<!-- end of the table -->"
+__all__ = ["Result", "number_text", "results_of", "text_of"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,8 @@ def results_of(rows: Iterable[Row]) -> list[Result]:
     return results
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """Return a figure with three digits, or with all digits before the point; empty for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
@@ -73,34 +71,8 @@ def text_of(results: Sequence[Result]) -> str:
     lines = [head]
     for one in results:
         lines.append(
-            f"{one.number:<4} {_number(one.published):>12} {_number(one.ours):>12} "
-            f"{_number(one.prototype):>12} {one.error:>+7.1%} {one.tolerance:>5.0%} "
+            f"{one.number:<4} {number_text(one.published):>12} {number_text(one.ours):>12} "
+            f"{number_text(one.prototype):>12} {one.error:>+7.1%} {one.tolerance:>5.0%} "
             f"{_verdict(one):<14} {one.what} ({one.unit})"
         )
     return "\n".join(lines)
-
-
-def _markdown(results: Sequence[Result]) -> str:
-    head = "| row | configuration | unit | published | simulated | error | limit | source |"
-    lines = [head, "|" + "---|" * 8]
-    for one in results:
-        limit = f"{one.tolerance:.0%}" + (", soft" if one.soft else "")
-        lines.append(
-            f"| {one.number} | {one.what} | {one.unit} | {_number(one.published)} | "
-            f"{_number(one.ours)} | {one.error:+.1%} | {limit} | {one.source} |"
-        )
-    return "\n".join(lines)
-
-
-def write_table(path: str, results: Sequence[Result]) -> None:
-    """Write the table into a page, between the marks for it.
-
-    Args:
-        path: The page.
-        results: The rows.
-    """
-    page = Path(path)
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    page.write_text(f"{before}{_BEGIN}\n\n{_markdown(results)}\n\n{_END}{after}", encoding="utf-8")

@@ -1,6 +1,8 @@
 #include "machine/estimate/program_costs.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <limits>
 
 namespace popsim::machine {
 namespace {
@@ -54,8 +56,11 @@ OpCost body_cost(const graph::Graph& body, const CostContext& outer) {
   return sum;
 }
 
+// The count of a loop that only a value ends.
+constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+
 // A branch counts as its longer body. A loop that a value may end counts as if
-// it did not end early.
+// it did not end early, and as one pass if it has no limit.
 OpCost cost_with_bodies(const OpView& op, CostContext& context) {
   OpCost cost = cost_of(op, context);
   if (op.op().bodies.empty()) return cost;
@@ -65,7 +70,12 @@ OpCost cost_with_bodies(const OpView& op, CostContext& context) {
     if (one.cycles() >= longest.cycles()) longest = std::move(one);
   }
   if (op.has_attribute("count")) {
-    longest *= static_cast<double>(op.attribute<int64_t>("count"));
+    const auto count = op.attribute<int64_t>("count");
+    if (count == kNoLimit) {
+      longest.formula = "bodies, one pass of a loop without a limit";
+    } else {
+      longest *= static_cast<double>(count);
+    }
   }
   longest += cost;
   longest.grade = worse(longest.grade, Grade::kAssumed);
