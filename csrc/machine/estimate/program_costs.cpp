@@ -1,6 +1,7 @@
 #include "machine/estimate/program_costs.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace popsim::machine {
 namespace {
@@ -54,8 +55,16 @@ OpCost body_cost(const graph::Graph& body, const CostContext& outer) {
   return sum;
 }
 
-// A branch counts as its longer body. A loop that a value may end counts as if
-// it did not end early.
+// How often a loop runs its body. A loop that a value may end counts as if it
+// did not end early, or as one iteration if nothing else ends it.
+int64_t count_of(const OpView& op) {
+  constexpr int64_t kUnbounded = std::numeric_limits<int32_t>::max();
+  if (!op.has_attribute("count")) return 1;
+  const auto count = op.attribute<int64_t>("count");
+  return count < kUnbounded ? count : 1;
+}
+
+// A branch counts as its longer body.
 OpCost cost_with_bodies(const OpView& op, CostContext& context) {
   OpCost cost = cost_of(op, context);
   if (op.op().bodies.empty()) return cost;
@@ -64,9 +73,7 @@ OpCost cost_with_bodies(const OpView& op, CostContext& context) {
     OpCost one = body_cost(*body, context);
     if (one.cycles() >= longest.cycles()) longest = std::move(one);
   }
-  if (op.has_attribute("count")) {
-    longest *= static_cast<double>(op.attribute<int64_t>("count"));
-  }
+  longest *= static_cast<double>(count_of(op));
   longest += cost;
   longest.grade = worse(longest.grade, Grade::kAssumed);
   return longest;
