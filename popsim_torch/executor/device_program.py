@@ -71,6 +71,7 @@ class DeviceProgram:
         exchange: What a run needs to exchange gradients with other processes; None if the program
             trains alone.
         keeps_timeline: Whether the user wants runs to be recorded (``record_timeline``).
+        reports: Whether to write the reports that engine options ask for.
         warned: The warnings that were already given for this program and earlier ones.
         replica_groups: The group of each replica, by the name of the parameter that has a value for
             each group.
@@ -93,6 +94,7 @@ class DeviceProgram:
         self.optimizers: Sequence[torch.optim.Optimizer] = ()
         self.carried: Collection[str] = ()
         self.exchange: ExchangeParts | None = None
+        self.reports = True
         self._traffic = Traffic()  # of earlier exchanges
         self.warned: set[str] = set()
         self.replica_groups: dict[str, tuple[int, ...]] = {}
@@ -160,7 +162,7 @@ class DeviceProgram:
                 there is no program, and no device is held.
             UsageValueError: An engine option for reports has a wrong value.
         """
-        reported = wanted_outputs(self.options)
+        reported = wanted_outputs(self.options) if self.reports else None
         compiled.executable.seed, compiled.executable.step = random_state
         state = DeviceState(self.module, compiled, fixed=self._fixed)
         self.connection.attach_compiled(compiled.run.num_ipus)

@@ -385,16 +385,17 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         )
 
     def _twin(self, change: Callable[[Options], object]) -> PoplarExecutor:
-        """Return a copy for measurements, which reports and observes nothing."""
+        """Return a copy for measurements: nothing that takes time or reports is switched on."""
         state = copy.deepcopy(self.__getstate__())
         options: Options = state["options"]
         options.showCompilationProgressBar(False)
         options.deleteIfExists("ipu_id")
         options._observations.clear()
-        options._Popart.options.pop("engineOptions", None)
+        options.logCycleCount(False).deleteIfExists("_machine")
         change(options)
         twin = type(self).__new__(type(self))
         twin.__setstate__(state)
+        twin._device.reports = False
         return twin
 
     @shows_short_tracebacks

@@ -322,6 +322,7 @@ class Function(Described, Generic[P, R]):
         """Return what a run of each recorded loop would cost on an IPU; simulated.
 
         There is one estimate for each of ``programs``, in their order; none before the first call.
+        A loop that values end has the mean number of iterations of its runs so far.
         """
         return tuple(program.estimate() for program in self.programs)
 

@@ -6,6 +6,7 @@ import itertools
 import sys
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -67,6 +68,7 @@ class DeviceLoopProgram:
         self._inspection = Inspection(self._device, is_loop=True)
         self._view = PipelineView(self._device)
         self._starvation = Starvation(request.infeeds)
+        self._ends_by_value = request.iterations is None
         if observing is not None:
             observing.join(self._device)
         self._take(self._device.compile(request))
@@ -88,8 +90,18 @@ class DeviceLoopProgram:
         return self._inspection.compiled
 
     def estimate(self) -> Estimate:
-        """Return what a run of the loop would cost on an IPU; simulated."""
-        return compiled_estimate(self.compiled, self._device.options)
+        """Return what a run of the loop would cost on an IPU; simulated.
+
+        If values end the loop, the run has the mean number of iterations of the runs so far.
+        """
+        compiled = self.compiled
+        run = compiled.run
+        if self._ends_by_value:
+            accumulation = run.loop.gradient_accumulation
+            runs = max(1, compiled.executable.num_runs)
+            found = max(1, round(self.num_iterations / runs / accumulation))
+            run = replace(run, loop=replace(run.loop, device_iterations=found))
+        return compiled_estimate(replace(compiled, run=run), self._device.options)
 
     def _take(self, compiled: CompiledModel) -> None:
         """Bring the program to the device, with weights, optimizers and random numbers."""

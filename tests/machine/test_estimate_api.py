@@ -157,6 +157,44 @@ def test_the_function_gives_estimates_of_its_loops():
     assert found.cycles > 8 * sum(op.cycles for op in found.ops if op.phase != "setup") * 0.9
 
 
+def test_a_loop_that_a_value_ends_has_the_iterations_of_its_runs():
+    @poptorch.function
+    def square(times):
+        return poptorch.while_loop(
+            lambda i, _: i < times, lambda i, y: (i + 1, y @ y), (torch.tensor(0), torch.eye(64))
+        )
+
+    def estimated():
+        by_iterations = {one.batch.device_iterations: one for one in square.estimates()}
+        return max(by_iterations), by_iterations[max(by_iterations)].cycles
+
+    square(torch.tensor(5))
+    few, cycles = estimated()
+    assert few == 5
+    square(torch.tensor(15))
+    many, more = estimated()
+    assert many == 10  # the mean
+    assert cycles < more < 2 * cycles
+
+
+def test_a_loop_of_a_model_that_only_a_value_ends_counts_as_one_iteration():
+    class Powers(nn.Module):
+        def forward(self, x):
+            zero = torch.zeros((), dtype=torch.int32, device=x.device)
+            loop = torch._higher_order_ops.while_loop
+            return loop(lambda i, y: y.sum() < 9, lambda i, y: (i + 1, y @ y), (zero, x))[1]
+
+    class Once(nn.Module):
+        def forward(self, x):
+            return poptorch.for_loop(1, lambda y: [y @ y], [x])[0]
+
+    found = poptorch.estimate(Powers(), torch.eye(64))
+    once = poptorch.estimate(Once(), torch.eye(64))
+    assert once.cycles < found.cycles < 2 * once.cycles
+    (loop,) = (op for op in found.ops if op.kind == "loop")
+    assert loop.grade == "C"
+
+
 # --- Mistakes -----------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """``executor.levers``: the measured effect of device iterations, replicas and a queue."""
 
+import logging
 import random
 from dataclasses import fields
 
@@ -158,6 +159,19 @@ def test_long_calls_end_a_curve():
 def test_keyword_arguments():
     found = infer(Net()).levers(x=batch()[0], **QUICK)
     assert values(found.inputs) == ["arguments", "a queue"]
+
+
+def test_copies_write_no_reports_and_no_lines(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv(
+        "POPLAR_ENGINE_OPTIONS",
+        f'{{"autoReport.all": "true", "autoReport.directory": "{tmp_path}"}}',
+    )
+    options = make_options().machine(tiles=1).logCycleCount(True)
+    model = infer(nn.Linear(512, 512), options)
+    with caplog.at_level(logging.DEBUG, logger="poptorch::python"):
+        model.levers(torch.ones(2, 512), **QUICK)
+    assert not list(tmp_path.iterdir())
+    assert "cycles" not in caplog.text and "memory" not in caplog.text.lower()
 
 
 def test_models_with_queues_are_refused():

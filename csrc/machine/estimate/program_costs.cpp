@@ -56,8 +56,8 @@ OpCost body_cost(const graph::Graph& body, const CostContext& outer) {
   return sum;
 }
 
-// The count of a loop that only a value ends.
-constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
+// A loop that only a value ends has a count at least this large.
+constexpr int64_t kNoLimit = std::numeric_limits<int32_t>::max();
 
 // A branch counts as its longer body. A loop that a value may end counts as if
 // it did not end early, and as one pass if it has no limit.
@@ -71,7 +71,7 @@ OpCost cost_with_bodies(const OpView& op, CostContext& context) {
   }
   if (op.has_attribute("count")) {
     const auto count = op.attribute<int64_t>("count");
-    if (count == kNoLimit) {
+    if (count >= kNoLimit) {
       longest.formula = "bodies, one pass of a loop without a limit";
     } else {
       longest *= static_cast<double>(count);
