@@ -53,7 +53,9 @@ def test_only_the_constants_that_the_specification_names_may_be_tuned():
     assert {one.name for one in CONSTANTS if one.least < one.most} == set(TUNABLE)
 
 
-@pytest.mark.parametrize("one", [one for one in CONSTANTS if one.name in TUNABLE], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "one", [one for one in CONSTANTS if one.name in TUNABLE], ids=lambda one: one.name
+)
 def test_ranges_are_those_of_the_specification(one):
     given = TUNABLE[one.name]
     assert given is None or (one.least, one.most) == given
