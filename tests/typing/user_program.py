@@ -347,8 +347,13 @@ def reports() -> str:
     report.print_operations()
     comparison: poptorch.report.Comparison = report.compare(poptorch.report.open("other"))
     page = comparison.write_page("comparison.html")
-    measured = sum(run.measured_seconds for run in report.runs)
-    return f"{longest.name} {cost.update.grade} {report.memory[0].peak} {page} {measured}"
+    runs: tuple[poptorch.report.RecordedRun, ...] = report.runs
+    memory: poptorch.report.IpuMemory = report.memory[0]
+    update: poptorch.report.PhaseCost = cost.update
+    advice: tuple[poptorch.report.Insight, ...] = report.insights
+    figures: list[poptorch.report.ComparedFigure] = comparison.figures()
+    measured = sum(run.measured_seconds or 0.0 for run in runs)
+    return f"{longest.name} {update.grade} {memory.peak} {page} {measured} {advice} {figures}"
 
 
 def errors() -> str:
