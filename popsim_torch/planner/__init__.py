@@ -17,7 +17,7 @@ from popsim_torch.executor.estimating import compilation_request
 from popsim_torch.machine import estimate_program
 from popsim_torch.options import Options
 from popsim_torch.planner.layers import find_layers
-from popsim_torch.planner.plan import PipelinePlan, PlannedStage
+from popsim_torch.planner.proposal import PipelinePlan, PlannedStage
 from popsim_torch.planner.search import Alternative, Search
 from popsim_torch.stages import ShardedExecution, assigned_stages
 
