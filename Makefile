@@ -17,7 +17,7 @@ KEEP_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 .PHONY: build demo tutorials notebooks bench bench-quick docs wheel clean help lint format types
-.PHONY: test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
+.PHONY: validate test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -1,9 +1,16 @@
 """What a program would cost on an IPU: cycles, memory, time. All of it is simulated."""
 
-from popsim_torch.machine.estimate import (
+from popsim_torch.machine.estimate import Estimate
+from popsim_torch.machine.formulas import (
+    MachineConstant,
+    machine_constant,
+    machine_constants,
+    machine_device,
+    matmul_plan,
+)
+from popsim_torch.machine.parts import (
     Batch,
     CallParts,
-    Estimate,
     IpuCost,
     IpuMemory,
     Latency,
@@ -17,13 +24,6 @@ from popsim_torch.machine.estimate import (
     StashEntry,
     Traffic,
     Variable,
-)
-from popsim_torch.machine.formulas import (
-    MachineConstant,
-    machine_constant,
-    machine_constants,
-    machine_device,
-    matmul_plan,
 )
 from popsim_torch.machine.placing import Placing, Placings
 from popsim_torch.machine.program import EstimateRequest, estimate_program

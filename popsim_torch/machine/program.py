@@ -13,10 +13,10 @@ from popsim_torch.ir import Graph, Op, Phase, Program, Role, RunSettings, Tensor
 from popsim_torch.ir import names as tensor_names
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.ir.labels import OpLabels
-from popsim_torch.machine.estimate import (
+from popsim_torch.machine.estimate import Estimate
+from popsim_torch.machine.parts import (
     Batch,
     CallParts,
-    Estimate,
     IpuCost,
     IpuMemory,
     Latency,
@@ -56,7 +56,7 @@ class EstimateRequest:
         version: The generation of the IPUs: 1, 2 or 21.
         tiles: Tiles of an IPU (count); None for all.
         clock: Frequency of the clock (Hz); None for that of the generation.
-        io_tiles: Those of them that only move data (count).
+        io_tiles: The tiles that only move data (count).
         proportions: The share of a tile's memory for the temporaries of products, by IPU.
         placings: Where weights and states are kept; None for the tiles.
         feed: How inputs come: ``none`` (the device makes them), ``staged`` (the host copies them

@@ -85,7 +85,8 @@ def plan(
     search = Search(base, layers, num_ipus, accumulation)
     found = search.run()
     even = search.even(found[0].candidate)
-    return PipelinePlan.of(found, even, [layer.name for layer in layers])
+    cost = search.estimate(found[0].candidate)
+    return PipelinePlan.of(found, even, cost, [layer.name for layer in layers])
 
 
 def _base_request(

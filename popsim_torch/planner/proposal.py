@@ -10,7 +10,9 @@ from torch import nn
 
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.machine import Estimate
+from popsim_torch.machine.figures import amount, grade_of, percent, shares, size, time
 from popsim_torch.options import Options
+from popsim_torch.planner.restage import Candidate
 from popsim_torch.planner.search import Alternative
 from popsim_torch.stages import ShardedExecution, set_pipeline_stage_assignment
 from popsim_torch.stages.strategies import PipelinedExecution
@@ -77,27 +79,32 @@ class PipelinePlan(Described):
 
     @classmethod
     def of(
-        cls, found: Sequence[Alternative], even: Alternative, names: Sequence[str]
+        cls,
+        found: Sequence[Alternative],
+        even: Alternative,
+        estimate: Estimate,
+        names: Sequence[str],
     ) -> PipelinePlan:
         """Return the plan of the best alternative.
 
         Args:
             found: What was weighed, the best first.
             even: The even split with the same settings.
+            estimate: What the best one costs.
             names: The names of the layers.
         """
         best = found[0]
         return cls(
-            stages=tuple(_stages(best, names)),
+            stages=tuple(_stages(best.candidate, estimate, names)),
             schedule=best.candidate.schedule,
             recomputes=best.candidate.recomputes,
             accumulation=best.candidate.accumulation,
             proportion=best.candidate.proportion,
-            estimate=best.estimate,
+            estimate=estimate,
             alternatives=tuple(found),
             even=even,
-            binding=_binding(best),
-            training=best.estimate.training,
+            binding=_binding(estimate),
+            training=estimate.training,
         )
 
     @property
@@ -147,6 +154,10 @@ class PipelinePlan(Described):
             options.setExecutionStrategy(PipelinedExecution())
             options.pipelineSchedule(self.schedule)
 
+    @property
+    def _grade(self) -> str:
+        return grade_of(self.estimate.grades)
+
     def __repr__(self) -> str:
         facts = ", ".join(f"{name} {value}" for name, value in self._figures().items())
         return f"PipelinePlan(simulated; {facts})"
@@ -159,9 +170,10 @@ class PipelinePlan(Described):
             "recomputation": "yes" if self.recomputes else "no",
             "accumulation" if self.training else "device iterations": self.accumulation,
             **({} if self.proportion is None else {"for temporaries": f"{self.proportion:.0%}"}),
-            "time of a micro-batch": f"{1e6 * self.seconds:.2g} us",
+            "time of a micro-batch": time(self.seconds, self._grade),
+            "grades": shares(self.estimate.grades),
             "verdict": self.verdict,
-            "even split": f"{speed:.2f} times as long, {self.even.estimate.verdict}",
+            "even split": f"{speed:.2f} times as long, {self.even.verdict}",
             "binding": self.binding,
         }
 
@@ -174,42 +186,49 @@ class PipelinePlan(Described):
         for name, value in self._figures().items():
             yield f"{name:<24}{value}"
         yield ""
-        yield f"{'stage':>5} {'use':>6} {'forward':>9} {'backward':>9} {'KiB':>5}  verdict  layers"
+        yield (
+            f"{'stage':>5} {'use':>6} {'forward':>8} {'backward':>8} {'a tile':>9}  "
+            f"{'verdict':<13} layers (cycles of a micro-batch)"
+        )
         for one in self.stages:
             layers = one.layers[0] if one.layers else ""
             if len(one.layers) > 1:
                 layers += f" .. {one.layers[-1]} ({len(one.layers)})"
             yield (
-                f"{one.stage:>5} {one.use:>6.0%} {one.forward:>9.2g} {one.backward:>9.2g} "
-                f"{one.peak_bytes // 1024:>5}  {one.verdict}  {layers}"
+                f"{one.stage:>5} {percent(one.use):>6} {amount(one.forward, self._grade):>8} "
+                f"{amount(one.backward, self._grade):>8} {size(one.peak_bytes):>9}  "
+                f"{one.verdict:<13} {layers}"
             )
         yield ""
         yield (
-            f"{'us':>9} {'IPUs':>4} {'schedule':<12} {'recompute':<9} {'accum.':>6} "
-            f"{'KiB':>6} {'verdict':<13} begins"
+            f"{'time':>8} {'IPUs':>4} {'schedule':<12} {'recompute':<9} {'count':>6} "
+            f"{'a tile':>9}  {'verdict':<13} first layers of the stages"
         )
         for alternative in self.alternatives[:_SHOWN]:
             yield self._row(alternative)
         if len(self.alternatives) > _SHOWN:
-            yield f"{'':>9} ... {len(self.alternatives)} alternatives in all"
+            yield f"{'':>8} ... {len(self.alternatives)} alternatives in all"
 
     def _row(self, one: Alternative) -> str:
         candidate = one.candidate
         begins = ",".join(map(str, candidate.begins))
         return (
-            f"{1e6 * one.seconds:>9.3g} {candidate.num_stages:>4} {candidate.schedule.name:<12} "
-            f"{'yes' if candidate.recomputes else 'no':<9} {candidate.accumulation:>6} "
-            f"{one.estimate.peak_bytes // 1024:>6} {one.estimate.verdict:<13} {begins} {one.label}"
+            f"{time(one.seconds, self._grade):>8} {candidate.num_stages:>4} "
+            f"{candidate.schedule.name:<12} {'yes' if candidate.recomputes else 'no':<9} "
+            f"{candidate.accumulation:>6} {size(one.peak_bytes):>9}  {one.verdict:<13} "
+            f"{begins} {one.label}"
         )
 
 
-def _stages(best: Alternative, names: Sequence[str]) -> Iterator[PlannedStage]:
-    begins = (*best.candidate.begins, len(names))
+def _stages(
+    candidate: Candidate, estimate: Estimate, names: Sequence[str]
+) -> Iterator[PlannedStage]:
+    begins = (*candidate.begins, len(names))
     sums: dict[tuple[int, str], float] = {}
-    for op in best.estimate.ops:
+    for op in estimate.ops:
         key = op.stage, op.phase
         sums[key] = sums.get(key, 0.0) + op.cycles
-    for ipu in best.estimate.ipus:
+    for ipu in estimate.ipus:
         stage = ipu.ipu
         yield PlannedStage(
             stage=stage,
@@ -222,9 +241,8 @@ def _stages(best: Alternative, names: Sequence[str]) -> Iterator[PlannedStage]:
         )
 
 
-def _binding(best: Alternative) -> str:
+def _binding(estimate: Estimate) -> str:
     """Return what keeps a plan from being faster, in words."""
-    estimate = best.estimate
     full = max(estimate.ipus, key=lambda ipu: ipu.memory.peak)
     share = full.memory.peak / full.memory.capacity
     if estimate.verdict == "does not fit":

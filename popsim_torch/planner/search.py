@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error
 from popsim_torch.machine import Estimate, EstimateRequest
+from popsim_torch.machine.parts import VERDICTS
 from popsim_torch.planner.layers import Layer, layer_of_ops
 from popsim_torch.planner.restage import Candidate, estimate_candidate
 from popsim_torch.stages.schedules import count_rule, micro_batches_in_flight
@@ -40,32 +41,28 @@ class Alternative:
 
     Attributes:
         candidate: The stages and the settings.
-        estimate: What it costs.
+        seconds: The time of one micro-batch in a weight update (s).
+        peak_bytes: The memory that the fullest tile needs.
+        verdict: ``fits``, ``close`` or ``does not fit``.
         label: ``even split``, or how it was found.
     """
 
     candidate: Candidate
-    estimate: Estimate
+    seconds: float
+    peak_bytes: int
+    verdict: str
     label: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """The simulated time of one micro-batch in a weight update (s)."""
-        one = self.estimate
-        count = one.batch.gradient_accumulation if one.training else one.batch.device_iterations
-        return one.update_cycles / one.device.clock_hz / count
 
     @property
     def fits(self) -> bool:
         """Whether the memory suffices, or nearly does."""
-        return self.estimate.verdict != "does not fit"
+        return self.verdict != VERDICTS[-1]
 
     @property
     def rank(self) -> tuple[int, float, int]:
         """Smaller is better: first what fits surely, then time, then fewer IPUs."""
-        order = ("fits", "close", "does not fit").index(self.estimate.verdict)
-        size = self.estimate.peak_bytes if order == 2 else 0
-        return order, size or self.seconds, self.candidate.num_stages
+        measure = self.seconds if self.fits else self.peak_bytes
+        return VERDICTS.index(self.verdict), measure, self.candidate.num_stages
 
 
 class Search:
@@ -191,11 +188,17 @@ class Search:
                 if inside:
                     yield tuple(moved)
 
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Return what a candidate costs."""
+        return estimate_candidate(self._base, self._of_ops, len(self._layers), candidate)
+
     def _weigh(self, candidate: Candidate, label: str) -> Alternative:
         found = self._known.get(candidate)
         if found is None:
-            estimate = estimate_candidate(self._base, self._of_ops, len(self._layers), candidate)
-            found = self._known[candidate] = Alternative(candidate, estimate, label)
+            cost = self.estimate(candidate)
+            seconds = cost.update_cycles / cost.device.clock_hz / candidate.accumulation
+            found = Alternative(candidate, seconds, cost.peak_bytes, cost.verdict, label)
+            self._known[candidate] = found
         return found
 
 

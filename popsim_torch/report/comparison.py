@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from popsim_torch.machine.figures import amount, count, size, time
 from popsim_torch.report import page, text
-from popsim_torch.report.figures import amount, count, size, time
 from popsim_torch.report.modules import tree
 from popsim_torch.tables import cut_front, terminal_width
 

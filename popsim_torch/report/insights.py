@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from popsim_torch.report.figures import amount, percent, size, time
+from popsim_torch.machine.figures import amount, percent, size, time
 from popsim_torch.report.modules import OpCost
 
 __all__ = ["Insight", "find_insights"]

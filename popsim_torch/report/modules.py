@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from popsim_torch.report.figures import grade_of
+from popsim_torch.machine.figures import grade_of
 
 __all__ = [
     "PHASES",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from popsim_torch.report.figures import GRADES, amount, count, grade_of, shares, size, time
+from popsim_torch.machine.figures import GRADES, amount, count, grade_of, shares, size, time
 from popsim_torch.report.modules import tree
 from popsim_torch.tables import terminal_width
 

@@ -75,7 +75,8 @@ class _Layer(nn.Module):
         x = self.norm1(x + self.dropout(self.out(mixed)))
         wide = nn.functional.gelu(self.up(x), approximate="tanh")
         x = self.norm2(x + self.dropout(self.down(wide)))
-        kept: torch.Tensor = ops.recomputationCheckpoint(x)  # type: ignore[assignment]
+        kept = ops.recomputationCheckpoint(x)
+        assert isinstance(kept, torch.Tensor)
         return kept
 
 
@@ -113,8 +114,9 @@ class _Bert(nn.Module):
             x = self.dropout(self.norm(x))
             blocked = (mask[:, None, None, :].to(x.dtype) - 1) * 10000
         for number, stage in enumerate(self.stages):
+            assert isinstance(stage, nn.ModuleList)
             with Block(str(number)):
-                for layer in stage:  # type: ignore[attr-defined]
+                for layer in stage:
                     x = layer(x, blocked)
         with Block("heads"):
             picked = nn.functional.gelu(self.dense(x[:, :_MASKED]), approximate="tanh")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 from popsim_torch.machine import Estimate, machine_constant, machine_device, matmul_plan
@@ -317,9 +317,7 @@ def _pod(ipus: int, batch: int) -> float:
 @cache
 def _bert_on(replicas: int) -> Estimate:
     """Return the estimate of BERT-Large with the same global batch on several pipelines."""
-    import dataclasses
-
-    sizes = dataclasses.replace(LARGE, accumulation=LARGE.accumulation * 4 // replicas)
+    sizes = replace(LARGE, accumulation=LARGE.accumulation * 4 // replicas)
     return estimate_bert(sizes, replicas=replicas)
 
 

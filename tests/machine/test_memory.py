@@ -6,7 +6,7 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch.enums import PipelineSchedule
-from popsim_torch.machine.estimate import verdict_of
+from popsim_torch.machine.parts import verdict_of
 from tests.machine.test_timeline import pipeline
 from tests.options import make_options
 from tests.unit.executor.nets import Function, Net, batch

@@ -6,7 +6,7 @@ import math
 import pytest
 
 import popsim_torch as poptorch
-from popsim_torch.report.figures import amount, size, time
+from popsim_torch.machine.figures import amount, size, time
 from popsim_torch.report.modules import tree
 from popsim_torch.report.report import Report
 from tests.report.data import make_report

@@ -49,13 +49,14 @@ void place_operands(const OpView& op, CostContext& context,
     const Tensor& owner = op.graph().tensor(op.graph().root(id));
     context.layouts.place(
         id, context.layouts.even(owner.numel() * device_size(owner.dtype),
-                                 plan.tiles(), key_of(problem, 0)));
+                                 plan.tiles(), key_of(problem, static_cast<int64_t>(i))));
   }
   if (op.has_output(0))
     place_result(context, op.output(0), op.output_id(0), plan.tiles());
 }
 
-// The name of a forward op that the backward pass runs again ends so.
+// The name of a forward op that the backward pass runs again ends so
+// (popsim_torch/ir/names.py, `rebuilt`).
 constexpr std::string_view kRecomputed = "__re";
 
 // The products of the backward pass find their operands as other plans left
