@@ -49,7 +49,8 @@ void place_operands(const OpView& op, CostContext& context,
     const Tensor& owner = op.graph().tensor(op.graph().root(id));
     context.layouts.place(
         id, context.layouts.even(owner.numel() * device_size(owner.dtype),
-                                 plan.tiles(), key_of(problem, static_cast<int64_t>(i))));
+                                 plan.tiles(),
+                                 key_of(problem, static_cast<int64_t>(i))));
   }
   if (op.has_output(0))
     place_result(context, op.output(0), op.output_id(0), plan.tiles());

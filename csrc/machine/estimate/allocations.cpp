@@ -8,6 +8,7 @@
 
 #include "base/numbers.h"
 #include "machine/estimate/code_size.h"
+#include "machine/estimate/streams.h"
 
 namespace popsim::machine {
 namespace {
@@ -241,7 +242,7 @@ class AllocationFinder {
     for (size_t i = 0; i < graph_.ops().size(); ++i) {
       const Op& one = graph_.ops()[i];
       if (places_.ipu_of_op[i] != ipu) continue;
-      if (one.kind != "anchor" && one.kind != "enqueue") continue;
+      if (!goes_to_host(one) || !one.outputs.empty()) continue;
       for (const TensorId id : one.inputs) {
         if (id == kNoTensor) continue;
         add(graph_.root(id), MemoryClass::kStreams, ipu, -1, -1);

@@ -31,20 +31,17 @@ double share_returned(const ops::OpView& op, const Settings& settings) {
 HostTraffic sent_by(const graph::Graph& graph, const Op& op,
                     const Settings& settings) {
   HostTraffic traffic;
-  const bool returns = op.kind == "anchor";
-  if (!returns && op.kind != "enqueue" && op.kind != "host_call" &&
-      op.kind != "print") {
-    return traffic;
-  }
+  if (!goes_to_host(op)) return traffic;
+  const ops::OpView view(graph, op);
   const double share =
-      returns ? share_returned(ops::OpView(graph, op), settings) : 1;
+      view.has_attribute("mode") ? share_returned(view, settings) : 1;
   for (const TensorId id : op.inputs) {
     if (id == kNoTensor) continue;
     traffic.bytes_out +=
         share * static_cast<double>(device_bytes(graph.tensor(id)));
     traffic.copies += share;
   }
-  if (op.kind != "host_call") return traffic;
+  if (!ops::find_op(op.kind).calls_host) return traffic;
   traffic.blocking = 1;
   for (const TensorId id : op.outputs) {
     if (id == kNoTensor) continue;
@@ -55,6 +52,10 @@ HostTraffic sent_by(const graph::Graph& graph, const Op& op,
 }
 
 }  // namespace
+
+bool goes_to_host(const graph::Op& op) {
+  return ops::find_op(op.kind).family == "host";
+}
 
 HostTraffic& HostTraffic::operator+=(const HostTraffic& other) {
   bytes_in += other.bytes_in;

@@ -19,6 +19,9 @@ struct HostTraffic {
   HostTraffic& operator+=(const HostTraffic& other);
 };
 
+// Whether an op sends its inputs to the host.
+[[nodiscard]] bool goes_to_host(const graph::Op& op);
+
 // What each op exchanges with the host. An input counts for the op that reads
 // it first.
 [[nodiscard]] std::vector<HostTraffic> host_traffic(const graph::Graph& graph,
