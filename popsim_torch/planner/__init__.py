@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from popsim_torch import logs
 from popsim_torch.enums import PipelineSchedule
 from popsim_torch.errors import Error, UsageTypeError, UsageValueError
 from popsim_torch.estimates import model_request
@@ -20,6 +21,7 @@ from popsim_torch.planner.layers import find_layers
 from popsim_torch.planner.proposal import PipelinePlan, PlannedStage
 from popsim_torch.planner.search import Alternative, Search
 from popsim_torch.stages import ShardedExecution, assigned_stages
+from popsim_torch.stages.schedules import micro_batches_in_flight
 
 __all__ = ["Alternative", "PipelinePlan", "PlannedStage", "plan"]
 
@@ -74,6 +76,7 @@ def plan(
     given = own.Training.gradient_accumulation if optimizer is not None else own.device_iterations
     if accumulation is None and given > 1:
         accumulation = given
+    _check_fills(accumulation, num_ipus, training=optimizer is not None)
     base = _base_request(model, args, kwargs, own, optimizer)
     estimate = estimate_program(base)
     layers = find_layers(model, base.program, estimate, num_ipus)
@@ -126,6 +129,19 @@ def _repeated(value: Any, count: int) -> Any:
     if isinstance(value, dict):
         return {name: _repeated(one, count) for name, one in value.items()}
     return value
+
+
+def _check_fills(accumulation: int | None, num_ipus: int, *, training: bool) -> None:
+    """Warn if no pipeline can run so few micro-batches."""
+    pipelines = (one for one in PipelineSchedule if one != PipelineSchedule.Sequential)
+    least = min(micro_batches_in_flight(one, 2, training=training) for one in pipelines)
+    if accumulation is not None and num_ipus > 1 and accumulation < least:
+        logs.python.warning(
+            "plan: accumulation=%d is too little for a pipeline of 2 stages, which needs %d or "
+            "more: stages can only run one after another. Pass more, or leave it out.",
+            accumulation,
+            least,
+        )
 
 
 def _check_count(name: str, value: object, most: int | None) -> None:

@@ -149,6 +149,14 @@ def test_the_accumulation_is_given_or_fills_the_pipeline():
     assert options.Training.gradient_accumulation == 16
 
 
+def test_too_few_micro_batches_for_a_pipeline_are_told(caplog):
+    with caplog.at_level("WARNING", logger="poptorch::python"):
+        _, plan = proposed("funnel", accumulation=1)
+    assert "needs 2 or more" in caplog.text
+    sequential = poptorch.PipelineSchedule.Sequential
+    assert {one.candidate.schedule for one in plan.alternatives} == {sequential}
+
+
 def test_what_does_not_fit_is_recomputed_or_said():
     options = poptorch.Options().enableSyntheticData(True).machine(tiles=40)
     _, plan = proposed("funnel", options=options)
