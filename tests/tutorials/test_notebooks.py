@@ -26,7 +26,7 @@ PARAMETERS = {
     "observing_tensors": {"STEPS": 3, "BATCH_SIZE": 100},
     "pipelined_inspection": {"STEPS_PER_EPOCH": 8},
     "pipelining": {"NETWORK": "mlp"},
-    "planning": {"LAYERS": 3},
+    "planning": {"LENGTH": 64},
     "profiling": {"STEPS": 4, "STEPS_IN_A_CALL": 2, "CALLS": 3},
     "training_loops": {"BATCHES": 8},
 }
