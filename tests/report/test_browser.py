@@ -1,37 +1,27 @@
 """The page in a browser: all parts, wide and narrow, light and dark, keys, two reports."""
 
 import os
-import shutil
 import time
 
 import pytest
 
 from popsim_torch.report.page import comparison_page, report_page
 from popsim_torch.report.report import Report
+from tests.pages import WIDE, browse, colours, needs_chromium, opened_pages, wait_until
 from tests.report.data import make_report
 from tests.report.test_page import HOSTILE
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+pytestmark = needs_chromium
 
-CHROMIUM = os.environ.get("POPSIM_CHROMIUM") or shutil.which("chromium")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium among the programs, and none in POPSIM_CHROMIUM"
-)
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-]
-WIDE, NARROW = (1280, 900), (420, 844)
+NARROW = (420, 844)
 SIZES = pytest.mark.parametrize("size", [WIDE, NARROW])
 PARTS = ["Summary", "Insights", "Memory", "Liveness", "Operations", "Execution", "Schedule"]
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+    yield from browse()
 
 
 def hostile():
@@ -64,35 +54,7 @@ def files(tmp_path_factory):
 @pytest.fixture
 def open_page(browser, files):
     """Open a page, and check afterwards that nothing was asked for and nothing went wrong."""
-    opened = []
-
-    def open_file(name, size=WIDE, **settings):
-        page = browser.new_page(viewport={"width": size[0], "height": size[1]}, **settings)
-        said, asked = [], []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        opened.append((page, said, asked))
-        page.goto((files / f"{name}.html").as_uri())
-        page.wait_for_selector("body[data-ready]", timeout=20_000)
-        return page
-
-    yield open_file
-    for page, said, asked in opened:
-        page.close()
-        assert said == []
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
-
-
-def colours(page, selector):
-    """Return how many colours the canvas has."""
-    return page.locator(selector).evaluate(
-        """canvas => {
-          const pen = canvas.getContext("2d");
-          const pixels = pen.getImageData(0, 0, canvas.width, canvas.height).data;
-          return new Set(new Uint32Array(pixels.buffer)).size;
-        }"""
-    )
+    yield from opened_pages(browser, files, ".html", ready="body[data-ready]")
 
 
 def rows(page, table):
@@ -294,8 +256,8 @@ def test_light_and_dark(open_page):
         selector = "#execution-chart canvas"
         before = page.evaluate(f"document.querySelector('{selector}').toDataURL()")
         page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
-        page.wait_for_function(
-            f"old => document.querySelector('{selector}').toDataURL() !== old", arg=before
+        wait_until(
+            page, f"old => document.querySelector('{selector}').toDataURL() !== old", arg=before
         )
     assert grounds == ["rgb(246, 247, 249)", "rgb(17, 22, 28)"]
 

@@ -1,36 +1,24 @@
 """The HTML page in a browser: search, sorting, charts, keys, wide and narrow screens."""
 
-import os
-import shutil
-
 import numpy as np
 import pytest
 
 from popsim_torch.observe.record import Record
 from popsim_torch.observe.sinks import write_page
 from popsim_torch.statistics import Statistics
+from tests.pages import WIDE, browse, colours, needs_chromium, opened_pages, wait_until
 from tests.unit.observe.made_records import record, training
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+pytestmark = needs_chromium
 
-CHROMIUM = os.environ.get("POPSIM_CHROMIUM") or shutil.which("chromium")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no chromium among the programs, and none in POPSIM_CHROMIUM"
-)
-FLAGS = [
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
-    *("--disable-background-networking", "--disable-component-update"),
-]
-WIDE, NARROW = (1280, 900), (390, 844)
+NARROW = (390, 844)
 HOSTILE = "</script><img src=x onerror=\"document.title='bad'\"><b>bold</b>"
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
+    yield from browse()
 
 
 @pytest.fixture(scope="module")
@@ -51,39 +39,12 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def open_page(browser, files):
-    """Open a file, and check afterwards that nothing was asked for and nothing went wrong."""
-    opened = []
-
-    def open_file(name, size=WIDE, **settings):
-        page = browser.new_page(viewport={"width": size[0], "height": size[1]}, **settings)
-        said, asked = [], []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        opened.append((page, said, asked))
-        page.goto((files / name).as_uri())
-        return page
-
-    yield open_file
-    for page, said, asked in opened:
-        page.close()
-        assert said == []
-        assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    """Open a page, and check afterwards that nothing was asked for and nothing went wrong."""
+    yield from opened_pages(browser, files)
 
 
 def names(page, table="#table"):
     return page.locator(f"{table} tbody td.name").all_inner_texts()
-
-
-def colours(page, selector):
-    """Return how many colours the canvas has."""
-    return page.locator(selector).evaluate(
-        """canvas => {
-          const pen = canvas.getContext("2d");
-          const pixels = pen.getImageData(0, 0, canvas.width, canvas.height).data;
-          return new Set(new Uint32Array(pixels.buffer)).size;
-        }"""
-    )
 
 
 SIZES = pytest.mark.parametrize("size", [WIDE, NARROW])
@@ -145,9 +106,7 @@ def test_a_row_shows_charts(open_page, size):
     assert page.locator("#counts-figure").is_hidden()
     page.locator("#heat").hover(position={"x": 150, "y": 130})
     assert "finite values" in page.inner_text("#heat-value")
-    page.wait_for_function(
-        "document.getElementById('detail').getBoundingClientRect().top < innerHeight"
-    )
+    wait_until(page, "document.getElementById('detail').getBoundingClientRect().top < innerHeight")
 
 
 def test_an_alarm_shows_its_tensor(open_page):
@@ -200,17 +159,15 @@ def test_light_and_dark(open_page):
         grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
         before = page.evaluate("document.getElementById('heat').toDataURL()")
         page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
-        page.wait_for_function(
-            "old => document.getElementById('heat').toDataURL() !== old", arg=before
-        )
+        wait_until(page, "old => document.getElementById('heat').toDataURL() !== old", arg=before)
     assert grounds == ["rgb(246, 247, 249)", "rgb(17, 22, 28)"]
 
 
 def test_charts_follow_the_size_of_the_window(open_page):
     page = open_page("one.html")
     page.set_viewport_size({"width": 700, "height": 800})
-    page.wait_for_function("document.querySelector('#norm-chart canvas').clientWidth < 690")
-    page.wait_for_function("document.documentElement.scrollWidth <= 700")
+    wait_until(page, "document.querySelector('#norm-chart canvas').clientWidth < 690")
+    wait_until(page, "document.documentElement.scrollWidth <= 700")
 
 
 def test_odd_records(open_page, files):
