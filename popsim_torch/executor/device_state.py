@@ -198,9 +198,9 @@ class DeviceState:
 
     def read_update_states(self, parameter: str) -> dict[str, torch.Tensor]:
         """Return the states that updates keep for a parameter, by kind, without loss scaling."""
-        kept = self._states_of(parameter)
+        kept = self.states_of(parameter)
         values = self._read({state.kind: self._program.states[state.name] for state in kept})
-        return {state.kind: values[state.kind].float() / state.scale for state in kept}
+        return {state.kind: _wide(values[state.kind]) / state.scale for state in kept}
 
     def write_update_states(self, values: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Continue with the states of another program's updates.
@@ -211,11 +211,11 @@ class DeviceState:
         """
         tensors, taken = self._program.graph.tensors, {}
         for parameter, found in values.items():
-            for state in self._states_of(parameter):
+            for state in self.states_of(parameter):
                 variable = self._program.states[state.name]
                 value = found.get(state.kind)
                 if value is None:
-                    value = torch.full(tensors[variable].host_shape, state.initial, device="cpu")
+                    value = self._initial_value(state, parameter, tensors[variable].host_shape)
                 taken[variable] = (value * state.scale).to(state.dtype)
         if taken:
             with _native.translated_errors():
@@ -223,7 +223,14 @@ class DeviceState:
             self._note({str(variable): value for variable, value in taken.items()})
             self._num_writes += 1
 
-    def _states_of(self, parameter: str) -> tuple[State, ...]:
+    def _initial_value(self, state: State, parameter: str, shape: Sequence[int]) -> torch.Tensor:
+        if state.initial_from is None:
+            return torch.full(tuple(shape), state.initial, device="cpu")
+        with host_weights.without_sync():
+            return state.initial_value(self._host.find([parameter])[parameter]).expand(shape)
+
+    def states_of(self, parameter: str) -> tuple[State, ...]:
+        """Return the states that updates keep for a parameter, without the accumulator."""
         updates = () if self._plan is None else self._plan.updates
         return next((one.states for one in updates if one.parameter == parameter), ())
 
@@ -238,7 +245,7 @@ class DeviceState:
         states, scalars = self._program.states, self._program.scalars
         factors = {states[name]: ratio for name, ratio in self._plan.state_ratios(plan).items()}
         values = {
-            scalars[scalar.name]: torch.tensor(scalar.value, device="cpu")
+            scalars[scalar.name]: self._scalar(scalars[scalar.name], scalar.value)
             for scalar in self._plan.changed_scalars(plan)
         }
         if values:
@@ -323,7 +330,18 @@ class DeviceState:
         return dict(zip(tensors, values, strict=True))
 
     def _write_scalar(self, name: str, value: float) -> None:
-        self._executable.write(self._program.scalars[name], torch.tensor(value, device="cpu"))
+        variable = self._program.scalars[name]
+        self._executable.write(variable, self._scalar(variable, value))
+
+    def _scalar(self, variable: int, value: float) -> torch.Tensor:
+        """Return the tensor of a hyper-parameter's value."""
+        dtype = self._program.graph.tensors[variable].dtype
+        return torch.tensor(value, dtype=dtype, device="cpu")
+
+
+def _wide(value: torch.Tensor) -> torch.Tensor:
+    """Return a state in a dtype in which it can be divided by its scale."""
+    return value if value.is_complex() or value.dtype == torch.float64 else value.float()
 
 
 def _shared(

@@ -450,6 +450,8 @@ class PoplarExecutor(HasModel, Generic[P, R]):
             optimizer, optim.Optimizer
         ):
             optimizer._hand_over()
+        if (states := self._use.states) is not None:
+            states.take()
         return compiled, inputs
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:

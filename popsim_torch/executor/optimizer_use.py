@@ -13,6 +13,7 @@ from popsim_torch.errors import Error, UsageValueError
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.numerics import scales_automatically
+from popsim_torch.executor.optimizer_states import OptimizerStates
 from popsim_torch.executor.updates import lacks_running_mean, make_plan
 from popsim_torch.executor.value_watch import ValueWatch
 from popsim_torch.optim.captures import GradientCapture, unwrapped
@@ -32,6 +33,7 @@ class OptimizerUse:
 
     Attributes:
         captures: The gradients that go into queues.
+        states: The states of an optimizer that keeps its own on the host; None without a program.
         watch: Finds values that changed without a call of ``setOptimizer``.
         let_go: Releases the program; the next program gives the states of this one to an optimizer
             with these settings. Set by the part that makes programs.
@@ -48,6 +50,7 @@ class OptimizerUse:
         self.watch: ValueWatch | None = None
         self.settings = None
         self.captures: tuple[GradientCapture, ...] = ()
+        self.states: OptimizerStates | None = None
         self.let_go: weakref.WeakMethod[Callable[[OptimizerSettings], None]] | None = None
         if copied is not None:
             self.settings, self.captures = copied
@@ -86,16 +89,28 @@ class OptimizerUse:
         """Connect the optimizer with the state of a program on the device."""
         if self._synced is not None:
             self._synced._link(state)
+        elif self.optimizer is not None:
+            self.states = self._states_on(state, self.optimizer)
+            self.states.take()
+
+    def _states_on(self, state: DeviceState, optimizer: torch.optim.Optimizer) -> OptimizerStates:
+        parameters = dict(self._device.module.named_parameters())
+        return OptimizerStates(state, parameters, (optimizer,))
 
     def unlink(self) -> None:
         """Copy the optimizer's state to the host, and disconnect the optimizer from the device."""
         if self._synced is not None:
             self._synced._unlink()
+        if self.states is not None:
+            self.states.leave()
+            self.states = None
 
     def read_back(self) -> None:
         """Copy the optimizer's state to the host."""
         if self._synced is not None:
             self._synced._read_back()
+        if self.states is not None:
+            self.states.give_to_host()
 
     def setOptimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Use another optimizer, or new values of the same one, from the next call on.
@@ -150,9 +165,19 @@ class OptimizerUse:
         if optimizer is not previous and isinstance(previous, optim.Optimizer):
             previous._unlink()
         state.replace_plan(plan)
+        replaced = weakref.ref(previous)
         self.optimizer, self.settings = optimizer, known
-        if optimizer is not previous and isinstance(optimizer, optim.Optimizer):
+        if optimizer is previous:
+            return
+        del previous
+        if replaced() is not None and self.states is not None:
+            self.states.give_to_host()  # someone may still read them there
+        self.states = None
+        if isinstance(optimizer, optim.Optimizer):
             optimizer._link(state)
+        else:
+            self.states = self._states_on(state, optimizer)
+            self.states.adopt()
 
     def _read(self, optimizer: torch.optim.Optimizer) -> OptimizerSettings:
         """Copy an optimizer's values; float16 accumulators change the mean reduction to Running.

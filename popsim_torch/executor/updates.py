@@ -14,6 +14,7 @@ from popsim_torch.executor.numerics import Numerics
 from popsim_torch.optim.captures import GradientCapture
 from popsim_torch.optim.plan import OptimizerPlan
 from popsim_torch.optim.planning import OptimizerSettings, join_plans, plan_updates
+from popsim_torch.optimizer_steps import trace_updates
 from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
 from popsim_torch.options.limits import num_replicas
 from popsim_torch.trace import TraceResult
@@ -68,6 +69,7 @@ def make_plan(
         accumulator_dtype=_accumulator_dtype(options, optimizer),
         loss_scale_rule=Numerics.of(options).loss_scale_rule,
         loss_scale=loss_scale,
+        trace=trace_updates,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from typing import Any
 
 import torch
 
 from popsim_torch import logs, optim
+from popsim_torch.optim.nested import Path, mapped, path_name
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.planning import OptimizerSettings
 
@@ -28,7 +29,9 @@ class ValueWatch:
     def __init__(self, optimizer: torch.optim.Optimizer, settings: OptimizerSettings) -> None:
         names = [name for name in settings.defaults if not name.startswith("beta")]
         self._names = [*names, "betas"] if "beta1" in settings.defaults else names
-        self._read = itemgetter(*self._names)
+        if settings.rule.traced:
+            self._names = list(dict.fromkeys(name.partition(".")[0] for name in settings.defaults))
+        self._read = _reader_of(self._names)
         self._optimizer = optimizer
         self._groups = optimizer.param_groups
         self._known, *self._others = [
@@ -50,8 +53,8 @@ class ValueWatch:
         """Return the values in use; the objects of the group if equal, as they compare fastest."""
         known = tuple(
             (values["beta1"].value, values["beta2"].value)
-            if name == "betas"
-            else values[name].value
+            if name == "betas" and "beta1" in values
+            else _value_of(name, group[name], values)
             for name in self._names
         )
         now = self._read(group)
@@ -79,6 +82,22 @@ class ValueWatch:
                     *(name, _shown(value), _shown(used)),
                 )
                 return
+
+
+def _reader_of(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda group: tuple(group[name] for name in names)
+
+
+def _value_of(name: str, now: Any, values: Mapping[str, HyperParameter]) -> Any:
+    """Return the value in use of an entry of a group: a number, or a tuple with numbers."""
+
+    def in_use(path: Path, leaf: Any) -> Any:
+        known = values.get(path_name(path))
+        return leaf if known is None else known.value
+
+    return mapped(now, in_use, (name,))
 
 
 def _shown(value: Any) -> str:

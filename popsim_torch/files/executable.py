@@ -109,7 +109,7 @@ def pack_executable(
     """
     return {
         **pack_program(program),
-        **pack("run", (run, plan), "The optimizer"),
+        **pack("run", (run, None if plan is None else plan.as_data()), "The optimizer"),
         **pack_structures(arguments, outputs),
         **pack_options(options),
         **pack("rng_state", rng_state, "rng_state"),

@@ -15,6 +15,8 @@ from popsim_torch.errors import Error
 from popsim_torch.files.parts import pack, unpack
 from popsim_torch.files.values import Encoder
 from popsim_torch.optim.planning import OptimizerSettings
+from popsim_torch.optim.settings import is_traced
+from popsim_torch.optim.step_source import StepSource
 
 __all__ = ["pack_optimizer", "unpack_optimizer"]
 
@@ -23,10 +25,11 @@ _PART = "optimizer"
 _CLASSES: dict[str, type[torch.optim.Optimizer]] = {
     **{f"poptorch.{k.__name__}": k for k in (optim.LAMB, optim.SGD, optim.Adam, optim.AdamW)},
     "poptorch.RMSprop": optim.RMSprop,
-    "torch.SGD": torch.optim.SGD,
-    "torch.Adam": torch.optim.Adam,
-    "torch.AdamW": torch.optim.AdamW,
-    "torch.RMSprop": torch.optim.RMSprop,
+    **{
+        f"torch.{kind.__name__}": kind
+        for kind in vars(torch.optim).values()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    },
 }
 
 
@@ -54,6 +57,7 @@ def pack_optimizer(
         "attributes": _attributes(own),
         "settings": dataclasses.replace(
             settings,
+            source=None,  # that of the reader's optimizer
             groups=tuple(dataclasses.replace(group, parameters=()) for group in settings.groups),
         ),
         "settings_parameters": [_named(group.parameters, names) for group in settings.groups],
@@ -97,7 +101,8 @@ def unpack_optimizer(
             dataclasses.replace(group, parameters=tuple(parameters[name] for name in names))
             for group, names in zip(settings.groups, value["settings_parameters"], strict=True)
         )
-        return optimizer, dataclasses.replace(settings, groups=found)
+        source = StepSource.of(optimizer) if settings.rule.traced else None
+        return optimizer, dataclasses.replace(settings, groups=found, source=source)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"its optimizer is none: {error!r}") from error
 
@@ -106,10 +111,13 @@ def _class_name(optimizer: torch.optim.Optimizer) -> str:
     """Return the name of an optimizer's class, or of its base class that the device supports."""
     known = {kind: name for name, kind in _CLASSES.items()}
     found = next((known[base] for base in type(optimizer).__mro__ if base in known), None)
-    if found is None:
+    if type(optimizer) not in known and is_traced(optimizer):
+        found = None  # its base class does something else
+    if found is None or found == "torch.Optimizer":
         raise Error(
-            f"The optimizer is a {type(optimizer).__name__}, which a file cannot hold. Use one of "
-            f"{', '.join(_CLASSES)}."
+            f"The optimizer is a {type(optimizer).__name__}: its class is code, which a file "
+            "cannot hold. Save with export_model=False, and load the file with loadExecutable on "
+            f"an executor of your own model and optimizer; or use one of {', '.join(_CLASSES)}."
         )
     if type(optimizer) not in known:
         logs.python.warning("The optimizer %s is saved as %s.", type(optimizer).__name__, found)

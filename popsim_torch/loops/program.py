@@ -22,13 +22,13 @@ from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.exposed import exposed
 from popsim_torch.executor.inspection import Inspection
 from popsim_torch.executor.observing import Observing
+from popsim_torch.executor.optimizer_states import OptimizerStates
 from popsim_torch.executor.pipeline_view import PipelineView
 from popsim_torch.executor.random_state import MAX_SEED
 from popsim_torch.executor.tensor_details import TensorNames
 from popsim_torch.executor.updates import make_plan
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
-from popsim_torch.loops.optimizer_states import OptimizerStates
 from popsim_torch.loops.optimizer_values import OptimizerValues
 from popsim_torch.loops.starvation import Starvation
 from popsim_torch.machine import Estimate

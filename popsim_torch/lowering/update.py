@@ -8,9 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from popsim_torch.errors import Error
 from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.emit.maps import cast
+from popsim_torch.lowering.formula import FormulaLowering
 from popsim_torch.lowering.gradient_queues import GradientQueues
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.update_terms import final_gradient, velocity_so_far
@@ -74,8 +76,7 @@ class UpdateLowering:
             for accumulation in update.accumulations:
                 self._accumulate(update.parameter, accumulation, place)
         norm = self._gradient_norm(plan, updates, place)
-        for update in updates:
-            self._update(update, norm, place, named=update.parameter in named)
+        self._update_all(updates, norm, place, named)
 
     def lower(
         self,
@@ -112,8 +113,57 @@ class UpdateLowering:
             # Before all updates, so that these can run together.
             for scalar in (s for update in at_end for s in update.scalars):
                 self._scalar(scalar)
-        for update in at_end:
-            self._update(update, norm, _AT_END)
+        self._update_all(at_end, norm, _AT_END, {update.parameter for update in at_end})
+
+    def _update_all(
+        self,
+        updates: Sequence[ParameterUpdate],
+        norm: Tensor | None,
+        step: Place,
+        named: Collection[str],
+    ) -> None:
+        done: set[int] = set()
+        for update in updates:
+            formula = update.formula
+            if formula is None:
+                self._update(update, norm, step, named=update.parameter in named)
+            elif formula.num_parameters == 1:
+                self._by_formula([update], step, named)
+            elif id(formula) not in done:
+                done.add(id(formula))
+                together = [one for one in updates if one.formula is formula]
+                if len(together) < formula.num_parameters:
+                    raise Error(
+                        "The optimizer updates its parameters together, so each step needs the "
+                        f"gradients of all {formula.num_parameters}; this one has "
+                        f"{len(together)}: {', '.join(one.parameter for one in together)}."
+                    )
+                self._by_formula(together, step, named)
+
+    def _by_formula(
+        self, updates: Sequence[ParameterUpdate], step: Place, named: Collection[str]
+    ) -> None:
+        """Add the ops of a formula for the parameters that it updates together."""
+        formula = updates[0].formula
+        assert formula is not None
+        *scalars, scale = map(self._scalar, updates[0].scalars)
+        inputs: list[Tensor] = []
+        outputs: list[Tensor] = []
+        gradients: list[int] = []
+        for update in updates:
+            weight, gradient = self.weight(update.parameter), self._gradient_of(update)
+            assert gradient is not None
+            states = [self._state(update.parameter, state) for state in update.states]
+            gradients.append(len(inputs) + 1)
+            inputs += [weight, gradient, *states]
+            shown = update.parameter in named
+            names_of = (update.updated_name, *update.updated_state_names)
+            for tensor, name in zip((weight, *states), names_of, strict=True):
+                outputs.append(self._whole(tensor, name, named=shown))
+        is_one = updates[0].scalars[-1].constant and updates[0].scalars[-1].value == 1
+        place = replace(step, name=updates[0].updated_name)
+        lowering = FormulaLowering(self._builder, formula, place)
+        lowering.lower([*inputs, *scalars], outputs, gradients, None if is_one else scale)
 
     def _accumulate(
         self, parameter: str, accumulation: Accumulation, step: Place | None = None
@@ -242,7 +292,7 @@ class UpdateLowering:
 
     def _state(self, parameter: str, state: State) -> Tensor:
         if state.name not in self._states:
-            shape = self.weight(parameter).shape if state.per_element else (1,)
+            shape = state.shape_for(self.weight(parameter).shape)
             tensor = self._builder.graph.add_tensor(
                 TensorKind.VARIABLE,
                 state.dtype,

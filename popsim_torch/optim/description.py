@@ -50,6 +50,10 @@ def _items(
 ) -> Iterable[str]:
     if settings.rule.type_name == "SGD2":  # stored velocities are multiplied by the loss scale
         values = {**values, "velocity_scaling": settings.loss_scaling}
+    if settings.rule.traced:
+        for name, value in values.items():
+            yield _item(f"{prefix}{name[0].upper()}{name[1:]}" if prefix else name, value)
+        return
     for attribute, name in _ITEMS.items():
         if attribute not in values:
             continue
@@ -65,6 +69,8 @@ def _item(name: str, value: HyperParameter) -> str:
 def _types(settings: OptimizerSettings) -> list[str]:
     rule = settings.rule
     items = [f"accumType={_type(rule.accum_type)}"]
+    if rule.traced:
+        return items
     if rule.type_name in ("SGD1", "SGD2"):
         items.append(f"firstOrderMomentumAccumType={_type(rule.velocity_accum_type)}")
     else:

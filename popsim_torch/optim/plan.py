@@ -30,12 +30,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import names
+from popsim_torch.optim.formula import InitialValue, UpdateFormula
 from popsim_torch.optim.loss_scale import LossScaleRule
 
 __all__ = [
@@ -82,8 +84,8 @@ class Scalar:
         value: Value in its derived form, e.g. ``lr * (1 - dampening) / (loss_scaling * ...)``.
         constant: Whether it is part of the program: never uploaded again, and without a listed
             tensor name.
-        dtype: Always ``torch.float32``, even if the name ends in ``FLOAT16``: in float16, ``1 - lr
-            * weight_decay`` would mostly be 1, and weights would not decay.
+        dtype: ``torch.float32``, or float64 for formulas, even if the name ends in ``FLOAT16``: in
+            float16, ``1 - lr * weight_decay`` would mostly be 1, and weights would not decay.
         shown_dtype: The dtype in an anchor: float16 for some scalars of a float16 weight.
         gradient_scale: 1: it is proportional to the scale of the gradients; -1: to its inverse;
             0: to neither.
@@ -114,6 +116,13 @@ class State:
         initial: Value before the first update.
         initial_per_weight: The initial weight times this factor is added to ``initial``.
         scale: The tensor holds the true value times this factor.
+        shape: The shape, if it is neither of these.
+        initial_from: How it begins, if that is neither of these.
+        given: The value that the optimizer holds for it on the host; None if it holds none.
+        path: Where the optimizer keeps it on the host: keys in the state of the parameter.
+        owner: ``group``, ``optimizer`` or ``state`` if it is kept there instead.
+        number: ``int`` or ``float`` if the host has a number of Python's; ``flag`` if it has
+            nothing.
     """
 
     name: str
@@ -123,11 +132,27 @@ class State:
     initial: float = 0.0
     initial_per_weight: float = 0.0
     scale: float = 1.0
+    shape: tuple[int, ...] | None = None
+    initial_from: InitialValue | None = dataclasses.field(default=None, compare=False)
+    given: torch.Tensor | None = dataclasses.field(default=None, compare=False)
+    path: tuple[Any, ...] = ()
+    owner: str = ""
+    number: str = ""
 
     @property
     def accumulates(self) -> bool:
         """Whether the only purpose of the state is to add up gradients."""
         return self.kind == "Accum"
+
+    def shape_for(self, weight: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the state of a weight.
+
+        Args:
+            weight: The shape of the weight.
+        """
+        if self.shape is not None:
+            return self.shape
+        return tuple(weight) if self.per_element else (1,)
 
     def initial_value(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the state before the first update.
@@ -138,7 +163,11 @@ class State:
         Returns:
             A new CPU tensor of the state's dtype, shaped like ``weight`` or ``(1,)``.
         """
-        shape = weight.shape if self.per_element else (1,)
+        if self.given is not None:
+            return self.given.detach().to("cpu", self.dtype)
+        if self.initial_from is not None:
+            return self.initial_from.of(weight).to(self.dtype)
+        shape = self.shape_for(weight.shape)
         value = torch.full(shape, self.initial, dtype=torch.float32, device="cpu")
         if self.initial_per_weight:
             value += self.initial_per_weight * weight.detach().to("cpu", torch.float32)
@@ -192,7 +221,7 @@ class ParameterUpdate:
     Attributes:
         parameter: Canonical name of the parameter, ``w``.
         kind: Op name: ``sgd_update``, ``sgd_momentum_update``, ``sgd_combined_update``,
-            ``adam_update``, ``lamb_update`` or ``rmsprop_update``.
+            ``adam_update``, ``lamb_update`` or ``rmsprop_update``; or ``formula``.
         gradient: The source of the second input.
         states: Tensors the op reads and writes, besides the parameter.
         scalars: Hyper-parameters the op reads.
@@ -200,6 +229,9 @@ class ParameterUpdate:
         accumulations: Ops that run before, for every micro-batch.
         clipped: Whether the op takes the global gradient norm as its last input.
         terms: Additional tensors that the op can return.
+        formula: The graph of the update, for the kind ``formula``. Its inputs are weight, gradient
+            and states of each of its parameters, and then ``scalars`` without the last one: the
+            factor that gradients contain. Updates of parameters that depend on each other share it.
     """
 
     parameter: str
@@ -211,6 +243,7 @@ class ParameterUpdate:
     accumulations: tuple[Accumulation, ...] = ()
     clipped: bool = False
     terms: tuple[Term, ...] = ()
+    formula: UpdateFormula | None = None
 
     @property
     def updated_name(self) -> str:
@@ -311,7 +344,7 @@ class OptimizerPlan:
             return scalar if scalar.constant else dataclasses.replace(scalar, value=0.0)
 
         def empty(state: State) -> State:
-            return State(state.name, state.kind, state.dtype, state.per_element)
+            return State(state.name, state.kind, state.dtype, state.per_element, shape=state.shape)
 
         updates = tuple(
             dataclasses.replace(
@@ -336,6 +369,18 @@ class OptimizerPlan:
             group_values=(),
             description=(),
         )
+
+    def as_data(self) -> OptimizerPlan:
+        """Return the plan without graphs, as a file holds it: the program has their ops."""
+
+        def plain(state: State) -> State:
+            return dataclasses.replace(state, initial_from=None, given=None)
+
+        updates = tuple(
+            dataclasses.replace(update, formula=None, states=tuple(map(plain, update.states)))
+            for update in self.updates
+        )
+        return dataclasses.replace(self, updates=updates)
 
     def check_replaceable(self, new: OptimizerPlan) -> None:
         """Check that a program that was compiled with this plan can continue with another plan.

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from popsim_torch import logs
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.enums import ReductionType
-from popsim_torch.errors import Error
+from popsim_torch.errors import Error, InternalError
 from popsim_torch.ir import names
 from popsim_torch.optim.description import describe
 from popsim_torch.optim.loss_scale import LossScaleRule
@@ -38,6 +39,12 @@ from popsim_torch.optim.settings import (
     OptimizerSettings,
     read_optimizer,
 )
+
+TraceUpdates = Callable[
+    [OptimizerSettings, Sequence[tuple[Target, torch.Tensor]], AccumulationMode],
+    Sequence[ParameterUpdate],
+]
+"""Makes the updates of an optimizer for some parameters by tracing its step."""
 
 __all__ = [
     "Accumulation",
@@ -113,6 +120,7 @@ def plan_updates(
     all_parameters: Mapping[str, torch.nn.Parameter] | None = None,
     loss_scale: str = names.LOSS_SCALE,
     loss_scale_rule: LossScaleRule | None = None,
+    trace: TraceUpdates | None = None,
 ) -> OptimizerPlan:
     """Plan the weight update of a traced model.
 
@@ -136,10 +144,12 @@ def plan_updates(
             gradient; None to skip the check that the optimizer's parameters belong to the model.
         loss_scale: The name of the loss scale's tensor.
         loss_scale_rule: How the device adapts the loss scale by itself, if it does.
+        trace: Makes the updates of an optimizer whose own step is traced.
 
     Raises:
         AssertionError: The optimizer cannot be converted.
-        Error: A value is out of range, or a parameter of the optimizer is not in the model.
+        Error: Its step cannot be traced, a value is out of range, or a parameter of the optimizer
+            is not in the model.
     """
     if isinstance(optimizer, OptimizerSettings):
         settings = optimizer
@@ -159,10 +169,14 @@ def plan_updates(
         for index, group in enumerate(settings.groups)
         for parameter in group.parameters
     }
-    updates = []
+    targets: list[tuple[Target, torch.Tensor]] = []
+    left_out: list[str] = []
     for name, parameter in parameters.items():
         group_index = group_of.get(id(parameter))
         in_group = group_index is not None
+        if rule.traced and not in_group:
+            left_out.append(name)  # as eager PyTorch leaves it
+            continue
         values = settings.defaults if group_index is None else settings.groups[group_index].values
         values = {**values, "loss_scaling": settings.loss_scaling}
         accumulated = None
@@ -170,7 +184,19 @@ def plan_updates(
             accumulated = accumulator_dtype(parameter)
             _check_has_accumulator(rule, accumulated)
         target = Target(name, held_dtype(parameter.dtype), values, in_group, accumulated)
-        updates.append(update_rule(rule, target, mode))
+        targets.append((target, parameter))
+    if left_out:
+        logs.python.warning(
+            "%s does not update these parameters, which are in none of its groups: %s",
+            *(rule.type_name, ", ".join(left_out)),
+        )
+    updates: Sequence[ParameterUpdate]
+    if rule.traced:
+        if trace is None:
+            raise InternalError(f"nothing traces the step of {rule.type_name}")
+        updates = trace(settings, targets, mode)
+    else:
+        updates = [update_rule(rule, target, mode) for target, _ in targets]
     groups = _group_names(settings, known)
     return OptimizerPlan(
         type_name=rule.type_name,
@@ -186,7 +212,7 @@ def plan_updates(
         groups=groups,
         defaults=settings.defaults,
         group_values=tuple(group.values for group in settings.groups),
-        modes=_modes(rule),
+        modes=_modes(rule, updates),
         loss_scale_rule=loss_scale_rule,
         replicas=replicas,
         replicas_here=replicas_here,
@@ -228,8 +254,13 @@ def _check_in_model(settings: OptimizerSettings, known: Mapping[str, torch.nn.Pa
                 )
 
 
-def _modes(rule: Rule) -> dict[str, object]:
+def _modes(rule: Rule, updates: Sequence[ParameterUpdate]) -> dict[str, object]:
     """Return the value of ``OptimizerPlan.modes``."""
+    if rule.traced:
+        return {
+            "Optimizer types": rule.type_name,
+            "Update rules": ",".join(str(update.attributes["rule"]) for update in updates),
+        }
     match rule.type_name:
         case "SGD1" | "SGD2":
             return {
@@ -258,6 +289,8 @@ def _check_range(settings: OptimizerSettings) -> None:
     """Raise ``Error`` for values that allow no update."""
     if settings.loss_scaling.value == 0:
         raise Error("Loss scaling cannot be 0.")
+    if settings.rule.traced:
+        return  # the optimizer itself checks what it needs
     _check_values(settings.defaults, "the defaults")
     for index, group in enumerate(settings.groups):
         _check_values(group.values, f"group {index}")

@@ -24,7 +24,14 @@ from popsim_torch.optim.plan import (
     Term,
 )
 
-__all__ = ["AccumulationMode", "Rule", "Target", "update_rule"]
+__all__ = [
+    "AccumulationMode",
+    "Rule",
+    "Target",
+    "gradient_scaling",
+    "separate_accumulation",
+    "update_rule",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +39,8 @@ class Rule:
     """The structure of an optimizer, the same for all parameters.
 
     Attributes:
-        type_name: ``SGD1``, ``SGD2``, ``ADAM``, ``ADAMW``, ``LAMB`` or ``RMSPROP``.
+        type_name: ``SGD1``, ``SGD2``, ``ADAM``, ``ADAMW``, ``LAMB`` or ``RMSPROP``; or the name of
+            the class whose step is traced.
         accum_type: The dtype of ``Accum___w``; None for the weight's.
         velocity_accum_type: The dtype of ``Accl___w``; None for the weight's.
         first_type: The dtype of ``Accl1___w``, and RMSprop's ``Accl3___w``.
@@ -41,6 +49,7 @@ class Rule:
         bias_correction: LAMB: divide the moments by ``1 - beta ** step``; Adam always does.
         centered: RMSprop: subtract the squared mean of the gradients.
         tf_variant: RMSprop as defined by TensorFlow.
+        traced: Whether the optimizer's own step is traced.
     """
 
     type_name: str
@@ -52,6 +61,7 @@ class Rule:
     bias_correction: bool = True
     centered: bool = False
     tf_variant: bool = False
+    traced: bool = False
 
     @property
     def combined(self) -> bool:
@@ -181,7 +191,7 @@ def _clip_attributes(rule: Rule) -> dict[str, AttributeValue]:
     return {} if rule.max_grad_norm is None else {"max_grad_norm": float(rule.max_grad_norm)}
 
 
-def _separate_accumulation(
+def separate_accumulation(
     rule: Rule, target: Target, mode: AccumulationMode
 ) -> tuple[GradientInput, tuple[Accumulation, ...]]:
     """Return the source of the update's gradient, and the ops that accumulate it there."""
@@ -197,7 +207,7 @@ def _separate_accumulation(
 
 def _plain_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
     """``w = w * (1 - lr*(1-dp)*wd) - lr*(1-dp)*g/den``."""
-    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    gradient, accumulations = separate_accumulation(rule, target, mode)
     decay = target.scalar(
         "weightDecayScaleFactor0",
         lambda lr, dp, wd: 1 - lr * (1 - dp) * wd,
@@ -223,7 +233,7 @@ def _plain_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterU
 
 def _momentum_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
     """``v = mm*v + (1-dp)*(g/den + wd*w)``, ``w -= lr*v``; the velocity is stored times ``ls``."""
-    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    gradient, accumulations = separate_accumulation(rule, target, mode)
     nesterov = bool(target.values["nesterov"].value)
     scalars = [
         target.scalar("scaledMomentum2", lambda mm: mm, "momentum"),
@@ -322,7 +332,7 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
         target.scalar("scaledLearningRate1", lambda lr, vs: lr / vs, "lr", "velocity_scaling"),
     ]
     if separate:
-        gradient, accumulations = _separate_accumulation(rule, target, mode)
+        gradient, accumulations = separate_accumulation(rule, target, mode)
         scalars.append(dampening)
         if nesterov:
             scalars += _nesterov_scalars(target, 1, "velocity_scaling", mode.divisor)
@@ -355,13 +365,14 @@ def _combined_sgd(rule: Rule, target: Target, mode: AccumulationMode) -> Paramet
     )
 
 
-def _gradient_scaling(target: Target, prefix: str, mode: AccumulationMode) -> Scalar:
+def gradient_scaling(target: Target, prefix: str, mode: AccumulationMode) -> Scalar:
+    """Return the scalar that an accumulated gradient is divided by."""
     return target.scalar(prefix, lambda ls: ls * mode.divisor, "loss_scaling", gradient_scale=1)
 
 
 def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
     """Return Adam, AdamW (decoupled weight decay) or LAMB."""
-    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    gradient, accumulations = separate_accumulation(rule, target, mode)
     lamb = rule.type_name == "LAMB"
     states = [
         target.state("Accl1", rule.first_type),
@@ -377,7 +388,7 @@ def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate
         target.scalar("adamBeta1", lambda beta: beta, "beta1"),
         target.scalar("adamBeta2", lambda beta: beta, "beta2"),
         target.scalar("adamEps", lambda eps: eps, "eps"),
-        _gradient_scaling(target, "adamGradientScaling", mode),
+        gradient_scaling(target, "adamGradientScaling", mode),
     ]
     attributes: dict[str, AttributeValue] = {"bias_correction": rule.bias_correction}
     terms = [Term(names.update_term("AdamUpdater", target.name))]
@@ -405,7 +416,7 @@ def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate
 
 def _rmsprop(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate:
     """Return RMSprop; a constant momentum of 0 needs no buffer."""
-    gradient, accumulations = _separate_accumulation(rule, target, mode)
+    gradient, accumulations = separate_accumulation(rule, target, mode)
     momentum = target.values["momentum"]
     has_momentum = not (momentum.constant and momentum.value == 0)
     states = [target.state("Accl1", rule.first_type, initial=1.0 if rule.tf_variant else 0.0)]
@@ -424,7 +435,7 @@ def _rmsprop(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpd
             target.scalar("adaptiveAlpha", lambda alpha: alpha, "alpha"),
             target.scalar("adaptiveMomentum", lambda mm: mm, "momentum"),
             target.scalar("adaptiveEps", lambda eps: eps, "eps"),
-            _gradient_scaling(target, "adaptiveGradientScaling", mode),
+            gradient_scaling(target, "adaptiveGradientScaling", mode),
         ),
         attributes={
             "momentum": has_momentum,

@@ -18,13 +18,16 @@ import torch
 from popsim_torch.errors import Error, UsageAssertionError, UsageValueError
 from popsim_torch.optim import optimizers as optim
 from popsim_torch.optim.captures import unwrapped
+from popsim_torch.optim.nested import path_name
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.rules import Rule
+from popsim_torch.optim.step_source import StepSource, changes_step, needs_closure
 
 __all__ = [
     "AttributeRecord",
     "GroupSettings",
     "OptimizerSettings",
+    "is_traced",
     "read_optimizer",
     "structure_of",
 ]
@@ -141,6 +144,7 @@ class OptimizerSettings:
         defaults: Hyper-parameters of parameters in no group, by attribute name.
         groups: The parameter groups.
         attributes: Names of the optimizer's attributes, for the next ``read_optimizer``.
+        source: What its step is traced from, if it has no update op.
     """
 
     rule: Rule
@@ -148,6 +152,7 @@ class OptimizerSettings:
     defaults: Values
     groups: tuple[GroupSettings, ...]
     attributes: AttributeRecord
+    source: StepSource | None = dataclasses.field(default=None, compare=False)
 
     def as_constant_as(self, other: OptimizerSettings) -> OptimizerSettings:
         """Return these values, with the same ones constant as in other settings."""
@@ -192,8 +197,8 @@ def read_optimizer(
     """Copy an optimizer's values.
 
     Args:
-        optimizer: An optimizer of ``poptorch.optim``, an SGD, Adam, AdamW or RMSprop of
-            ``torch.optim``, or a wrapper of one of these.
+        optimizer: Any optimizer, or a wrapper of one. Those without an update op of the device are
+            traced later.
         automatic_loss_scaling: Whether the loss scale changes while the program runs.
         relax_checks: Whether to report unexpected attributes at level DEBUG instead of WARNING.
         known_attributes: ``attributes`` of the settings that are replaced; None for the first
@@ -201,11 +206,17 @@ def read_optimizer(
 
     Raises:
         AssertionError: The type is not supported, or a value is not a number.
-        ValueError: The optimizer uses amsgrad.
+        ValueError: An optimizer of ``poptorch.optim`` uses amsgrad.
     """
     optimizer, _ = unwrapped(optimizer)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageAssertionError(
+            f"Unsupported optimizer type {type(optimizer).__name__}: pass an object of a class "
+            "that is derived from torch.optim.Optimizer."
+        )
     rule = _read_rule(optimizer)
-    _warn_of_subclass(optimizer, rule.type_name)
+    if not rule.traced:
+        _warn_of_subclass(optimizer, rule.type_name)
     if known_attributes is not None and known_attributes.type_name != rule.type_name:
         known_attributes = None  # attributes of another type cannot be compared
     if known_attributes is None:
@@ -217,10 +228,13 @@ def read_optimizer(
     scale_is_constant = not isinstance(
         optimizer, optim.Optimizer
     ) or optimizer.variable_attrs.isConstant("loss_scaling")
+    scaling = HyperParameter(loss_scaling, scale_is_constant and not automatic_loss_scaling)
+    if rule.traced:
+        return _settings_of_source(optimizer, rule, scaling, attributes)
     reader = _ValueReader(optimizer, rule.type_name)
     return OptimizerSettings(
         rule,
-        HyperParameter(loss_scaling, scale_is_constant and not automatic_loss_scaling),
+        scaling,
         reader.values(optimizer.defaults),
         tuple(
             GroupSettings(tuple(group["params"]), reader.values({**optimizer.defaults, **group}))
@@ -228,6 +242,23 @@ def read_optimizer(
         ),
         attributes,
     )
+
+
+def _settings_of_source(
+    optimizer: torch.optim.Optimizer,
+    rule: Rule,
+    scaling: HyperParameter,
+    attributes: AttributeRecord,
+) -> OptimizerSettings:
+    """Return the settings of an optimizer whose step is traced: all its numbers are variable."""
+    source = StepSource.of(optimizer)
+    values: list[dict[str, HyperParameter]] = [{} for _ in source.groups]
+    for (index, path), value in source.numbers().items():
+        values[index][path_name(path)] = HyperParameter(value, constant=False)
+    *of_groups, defaults = values
+    pairs = zip(optimizer.param_groups, of_groups, strict=True)
+    groups = tuple(GroupSettings(tuple(group["params"]), own) for group, own in pairs)
+    return OptimizerSettings(rule, scaling, defaults, groups, attributes, source)
 
 
 class _ValueReader:
@@ -276,6 +307,8 @@ def structure_of(optimizer: torch.optim.Optimizer) -> list[object]:
     optimizer, _ = unwrapped(optimizer)
     groups = optimizer.param_groups
     structure: list[object] = [[id(parameter) for parameter in g["params"]] for g in groups]
+    if is_traced(optimizer):
+        return [*structure, StepSource.of(optimizer).structure()]
     if not isinstance(optimizer, optim.Optimizer):
         structure.append(_has_momentum(optimizer))
         structure += [(bool(g.get("nesterov")), bool(g.get("centered"))) for g in groups]
@@ -290,30 +323,68 @@ def _number(name: str, value: object) -> float:
     return float(value)
 
 
-def _type_name(optimizer: torch.optim.Optimizer) -> str:
-    """Return the name of the optimizer type in messages.
+_NATIVE = (
+    *(optim.AdamW, optim.Adam, optim.SGD, optim.RMSprop, optim.LAMB),
+    # AdamW must come first: in torch it is a subclass of Adam.
+    *(torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop),
+)
+
+
+def _base_of(optimizer: torch.optim.Optimizer) -> type[Any] | None:
+    """Return the class with an update op of the device that an optimizer is an instance of."""
+    return next((kind for kind in _NATIVE if isinstance(optimizer, kind)), None)
+
+
+def is_traced(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer's own step is traced, because no update op does the same."""
+    base = _base_of(optimizer)
+    if base is None or changes_step(type(optimizer), base):
+        return True
+    if isinstance(optimizer, optim.Optimizer):
+        return False
+    groups = (optimizer.defaults, *optimizer.param_groups)
+    centered = {bool(group.get("centered")) for group in optimizer.param_groups}
+    return (
+        any(group.get("amsgrad") or group.get("maximize") for group in groups) or len(centered) > 1
+    )
+
+
+def _check_traceable(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse optimizers that a program of the device cannot step.
 
     Raises:
-        AssertionError: The type is not supported.
+        AssertionError: The optimizer is one of them; the message says why.
     """
-    # AdamW must come first: in torch it is a subclass of Adam.
+    kind = type(optimizer)
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise UsageAssertionError(
+            "Unsupported optimizer type SparseAdam: gradients on the device are dense. Use Adam."
+        )
+    if needs_closure(kind):
+        raise UsageAssertionError(
+            f"Unsupported optimizer type {kind.__name__}: its step calls a closure that computes "
+            "the loss again, as often as the values require. A program of the device computes each "
+            "loss once. Use an optimizer whose step() needs no closure."
+        )
+
+
+def _type_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the name of the optimizer type in messages."""
     if isinstance(optimizer, torch.optim.AdamW):
         return "ADAMW"
     if isinstance(optimizer, torch.optim.Adam):
         return "ADAMW" if optimizer.defaults.get("decoupled_weight_decay") else "ADAM"
     if isinstance(optimizer, torch.optim.SGD):
         return "SGD1" if getattr(optimizer, "use_combined_accum", False) else "SGD2"
-    if isinstance(optimizer, torch.optim.RMSprop):
-        return "RMSPROP"
-    if isinstance(optimizer, optim.LAMB):
-        return "LAMB"
-    raise UsageAssertionError(
-        f"Unsupported optimizer type {type(optimizer).__name__}. Supported are SGD, Adam, AdamW, "
-        "RMSprop and LAMB of poptorch.optim, and SGD, Adam, AdamW and RMSprop of torch.optim."
-    )
+    return "RMSPROP" if isinstance(optimizer, torch.optim.RMSprop) else "LAMB"
 
 
 def _read_rule(optimizer: torch.optim.Optimizer) -> Rule:
+    if is_traced(optimizer):
+        _check_traceable(optimizer)
+        accumulates_in = getattr(optimizer, "accum_type", torch.float32)
+        assert isinstance(accumulates_in, torch.dtype)
+        return Rule(type(optimizer).__name__, accumulates_in, traced=True)
     type_name = _type_name(optimizer)
     if any(group.get("amsgrad") for group in (optimizer.defaults, *optimizer.param_groups)):
         raise UsageValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
@@ -367,7 +438,7 @@ def _warn_of_ignored(optimizer: torch.optim.Optimizer) -> None:
             "loss_scaling in a parameter group is ignored; there is one loss scaling per model. "
             "Pass it to the optimizer."
         )
-    if any(group.get("maximize") for group in optimizer.param_groups):
+    if any(group.get("maximize") for group in optimizer.param_groups) and not is_traced(optimizer):
         _logger.warning(
             "maximize=True is ignored on the device, which always minimises. Negate the loss."
         )

@@ -95,6 +95,22 @@ def map_(call: Call, *inputs: Tensor) -> list[Tensor]:
     return [values[number].expand(shape) for number in call["results"]]
 
 
+_OF_NUMBERS = {"float32": lambda x: x.to(torch.float32).to(torch.float64)}
+
+
+@op
+def numbers(call: Call, *inputs: Tensor) -> list[Tensor]:
+    """Return some values of the code, which computes with single numbers in float64."""
+    values = [x.to(torch.float64).reshape(()) for x in inputs]
+    values += [torch.tensor(number, dtype=torch.float64) for number in call["constants"]]
+    for line in call["code"]:
+        name, *operands = line.split()
+        given = [values[int(number)] for number in operands]
+        function = _OF_NUMBERS.get(name) or INSTRUCTIONS[name]
+        values.append(function(*given).to(torch.float64))
+    return [values[number] for number in call["results"]]
+
+
 @op
 def copy(call: Call, x: Tensor) -> Tensor:
     """Return the tensor; the output's memory has the layout and the dtype."""

@@ -230,6 +230,13 @@ def rounded() -> Compiled:
     return _training(_Losses(body, F.mse_loss), optimizer, *data, options=options)
 
 
+def traced() -> Compiled:
+    """Updates by the step of an optimizer that has no op of its own."""
+    body = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 4))
+    optimizer = functools.partial(torch.optim.Adagrad, lr=0.1)
+    return _training(_Losses(body, F.mse_loss), optimizer, torch.randn(4, 6), torch.randn(4, 4))
+
+
 def words() -> Compiled:
     """Embeddings, norms, prints, random numbers, and losses that are not fused; float16 inside."""
 
@@ -492,6 +499,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
         *(
             pipeline,
             rounded,
+            traced,
             words,
             speech,
             searches,

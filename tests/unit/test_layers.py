@@ -47,6 +47,7 @@ PYTHON_LAYERS = (
     ("machine",),
     ("searches",),
     ("lowering",),
+    ("optimizer_steps",),
     ("files",),
     ("records",),
     ("report",),

@@ -147,8 +147,18 @@ OpCost stochastic_round_cost(const OpView& op, CostContext& context) {
   return glued(assumed(cost));
 }
 
+// One worker of one tile does arithmetic on single numbers, an instruction
+// after the other.
+OpCost numbers_cost(const OpView& op, CostContext& context) {
+  static_cast<void>(context);
+  VectorLoop chain = chain_of(lines_of(op), false);
+  chain.grade = Grade::kAssumed;
+  return glued(named(elementwise(1, chain), "numbers"));
+}
+
 constexpr CostEntry kElementwiseCosts[] = {
     {"map", map_cost},
+    {"numbers", numbers_cost},
     {"stochastic_round", stochastic_round_cost},
 };
 

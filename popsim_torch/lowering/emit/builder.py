@@ -62,14 +62,14 @@ class Builder:
     def __init__(
         self,
         graph: Graph,
-        needed: Collection[torch.fx.Node],
+        needed: Iterable[torch.fx.Node],
         stream_of: Mapping[torch.fx.Node, int] = MappingProxyType({}),
         half_partials: HalfPartials = HalfPartials(),
     ) -> None:
         self.graph = graph
         self.half_partials = half_partials
-        self.stream_of = stream_of
-        self._needed = needed
+        self.stream_of = dict(stream_of)
+        self._needed = set(needed)
         self.values: dict[torch.fx.Node, Value] = {}
         # Phase and stage in which a tensor's memory is written; no entry if it exists before the
         # run.
@@ -85,6 +85,14 @@ class Builder:
         if not isinstance(value, Tensor):
             raise InternalError(f"lowering: argument {argument!r} is not a single tensor")
         return value
+
+    def need(self, *nodes: torch.fx.Node) -> None:
+        """Count nodes that are not in the trace among those that are lowered."""
+        self._needed.update(nodes)
+
+    def new_stream(self, node: torch.fx.Node) -> None:
+        """Give a node that draws random numbers a stream of its own."""
+        self.stream_of[node] = max(self.stream_of.values(), default=-1) + 1
 
     def used_results(self, node: torch.fx.Node) -> set[int]:
         """Return which results of a node with several results are read."""

@@ -262,14 +262,19 @@ _ON_BOOL = frozenset(
 _ARITHMETIC_ON_BOOL = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 
 
-def _is_computed(node: torch.fx.Node) -> bool:
-    """Return whether the ``map`` op can compute a node exactly."""
+def is_map(node: torch.fx.Node) -> bool:
+    """Return whether the ``map`` op has the meaning of a node for operands that it can read."""
     result = node.meta["val"]
-    if result.dtype not in _COMPUTED or result.numel() == 0:
-        return False
     if node.target in _ON_BOOL and result.dtype != torch.bool:
         return False
     if node.target in _ARITHMETIC_ON_BOOL and result.dtype == torch.bool:
+        return False
+    return bool(result.numel() > 0)
+
+
+def _is_computed(node: torch.fx.Node) -> bool:
+    """Return whether the ``map`` op can compute a node exactly."""
+    if node.meta["val"].dtype not in _COMPUTED or not is_map(node):
         return False
     return all(source.dtype in _COMPUTED for source in operands(node))
 

@@ -155,7 +155,7 @@ def test_an_attribute_that_is_missing_is_said_to_be_so_of_the_users_class():
 @pytest.mark.parametrize(
     ("optimizer", "error", "text"),
     [
-        (torch.optim.Adagrad, AssertionError, "Unsupported optimizer type Adagrad"),
+        (torch.optim.LBFGS, AssertionError, "Unsupported optimizer type LBFGS"),
         (torch.optim.Adam, poptorch.Error, "Optimizer types do not match"),
     ],
 )

@@ -56,8 +56,8 @@ def test_automatic_loss_scaling_makes_the_loss_scaling_variable(fc):
 
 
 def test_unsupported_type(fc):
-    with pytest.raises(AssertionError, match="Unsupported optimizer type Adagrad"):
-        plan(torch.optim.Adagrad(fc.parameters()), fc)
+    with pytest.raises(AssertionError, match="Unsupported optimizer type LBFGS"):
+        plan(torch.optim.LBFGS(fc.parameters()), fc)
 
 
 def test_parameter_that_is_not_in_the_model(fc):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -16,11 +17,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from popsim_torch import optim
 from popsim_torch.executor.device_state import DeviceState
-from popsim_torch.loops.torch_states import connect, from_host, to_host
+from popsim_torch.executor.torch_states import connect, from_host, to_host
+from popsim_torch.optim.plan import State
 
 __all__ = ["OptimizerStates"]
 
 ByKind: TypeAlias = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Left:
+    """The states of a parameter that a program has left."""
+
+    kept: Sequence[State]
+    values: ByKind
 
 
 class OptimizerStates:
@@ -41,6 +51,7 @@ class OptimizerStates:
         self._state = state
         self._optimizers = optimizers
         self._seen = -1
+        self._version: object = None
         updates = () if state.plan is None else state.plan.updates
         trained = {id(parameters[one.parameter]): one.parameter for one in updates}
         # (strong references: the objects live as long as the program)
@@ -65,7 +76,7 @@ class OptimizerStates:
                 continue
             values: dict[str, ByKind] = {}
             for parameter, name in elsewhere:
-                found = _values_of(optimizer, parameter)
+                found = _values_of(optimizer, parameter, self._state.states_of(name))
                 if found is not None:
                     values[name] = found
             self._state.write_update_states(values)
@@ -76,7 +87,31 @@ class OptimizerStates:
             else:
                 connect(optimizer, _give_to_host, _take_from_host)
             _changes.count()
+            self._version = self._state.version()
         self._seen = _changes.last
+
+    def adopt(self) -> None:
+        """Go on with the states of the program, for an optimizer that replaces another one.
+
+        States that the new optimizer has on the host, because it has loaded them, are taken over.
+        """
+        for optimizer, trained in zip(self._optimizers, self._trained, strict=True):
+            newest = _newest.setdefault(optimizer, WeakIdKeyDictionary())
+            for parameter, _ in trained:
+                if parameter not in newest and not optimizer.state.get(parameter):
+                    newest[parameter] = self
+            connect(optimizer, _give_to_host, _take_from_host)
+        _changes.count()
+
+    def give_to_host(self) -> None:
+        """Write the states to where the optimizers keep them on the host."""
+        for optimizer in self._optimizers:
+            if not isinstance(optimizer, optim.Optimizer):
+                _give_to_host(optimizer)
+
+    def _is_unchanged(self) -> bool:
+        """Return whether no run has changed the states since they were taken over."""
+        return self._version == self._state.version()
 
     def leave(self) -> None:
         """Leave the newest states to other programs, as this program ends."""
@@ -84,30 +119,42 @@ class OptimizerStates:
             newest = _newest.get(optimizer, {})
             for parameter, _ in trained:
                 if newest.get(parameter) is self:
-                    newest[parameter] = self._read(parameter)
+                    newest[parameter] = _Left(self.kept(parameter), self._read(parameter))
             if isinstance(optimizer, optim.Optimizer) and optimizer._device is self._state:
                 optimizer._unlink()
 
     def _read(self, parameter: torch.Tensor) -> ByKind:
-        names = [name for trained in self._trained for one, name in trained if one is parameter]
-        return self._state.read_update_states(names[0])
+        return self._state.read_update_states(self._name_of(parameter))
+
+    def kept(self, parameter: torch.Tensor) -> Sequence[State]:
+        """Return the states that the program has for a parameter."""
+        return self._state.states_of(self._name_of(parameter))
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        every = (pair for trained in self._trained for pair in trained)
+        return next(name for one, name in every if one is parameter)
 
 
-def _values_of(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> ByKind | None:
+def _values_of(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, kept: Sequence[State]
+) -> ByKind | None:
     """Return the newest states of a parameter, from any side; None if there are none."""
-    holder: OptimizerStates | ByKind | None = _newest[optimizer].get(parameter)
+    holder: OptimizerStates | _Left | None = _newest[optimizer].get(parameter)
     if isinstance(holder, OptimizerStates):
         return holder._read(parameter)
-    if holder is not None or isinstance(optimizer, optim.Optimizer):
-        return holder
-    return from_host(optimizer, parameter)
+    if holder is not None:
+        return holder.values
+    return None if isinstance(optimizer, optim.Optimizer) else from_host(optimizer, parameter, kept)
 
 
 def _give_to_host(optimizer: torch.optim.Optimizer) -> None:
     """Write the states of a torch optimizer to where PyTorch keeps them."""
-    for parameter, holder in list(_newest[optimizer].items()):
-        if holder is not None:
-            to_host(optimizer, parameter, _values_of(optimizer, parameter) or {})
+    for parameter, holder in list(_newest.get(optimizer, {}).items()):
+        if isinstance(holder, OptimizerStates):
+            if not holder._is_unchanged() or optimizer.state.get(parameter):
+                to_host(optimizer, parameter, holder.kept(parameter), holder._read(parameter))
+        elif holder is not None:
+            to_host(optimizer, parameter, holder.kept, holder.values)
 
 
 def _take_from_host(optimizer: torch.optim.Optimizer) -> None:

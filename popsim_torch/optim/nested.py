@@ -1,0 +1,47 @@
+"""Values in nested dicts, lists and tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+__all__ = ["Path", "is_number", "leaves", "mapped", "path_name"]
+
+Path = tuple[Any, ...]
+"""The keys that lead to a value in nested containers."""
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number of Python's, or stands for one; truth values are not."""
+    return isinstance(value, (int, float, torch.SymFloat)) and not isinstance(value, bool)
+
+
+def path_name(path: Path) -> str:
+    """Return the name of a value in nested containers: its keys with dots in between."""
+    return ".".join(map(str, path))
+
+
+def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield everything in nested dicts, lists and tuples that is none of these, with its path."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, (*path, key))
+    elif isinstance(value, (list, tuple)):
+        for position, item in enumerate(value):
+            yield from leaves(item, (*path, position))
+    else:
+        yield path, value
+
+
+def mapped(value: Any, function: Callable[[Path, Any], Any], path: Path = ()) -> Any:
+    """Return a copy of nested containers with a function's results in place of the leaves."""
+    if isinstance(value, dict):
+        return {key: mapped(item, function, (*path, key)) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [mapped(item, function, (*path, i)) for i, item in enumerate(value)]
+        if isinstance(value, list):
+            return items
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return function(path, value)

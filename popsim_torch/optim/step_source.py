@@ -1,0 +1,140 @@
+"""What the step of an optimizer is traced from: its class, groups and attributes at one time."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import torch
+
+from popsim_torch.optim.nested import Path, is_number, leaves, mapped
+
+__all__ = ["StepSource", "changes_step", "needs_closure", "note_own_hook"]
+
+_PARTS = ("param_groups", "state")
+_NOT_VALUES = ("params", "initial_lr", "param_names")
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+# What a subclass may define without another update.
+_HARMLESS = frozenset(
+    {
+        *("__init__", "__repr__", "__module__", "__doc__", "__qualname__", "__dict__"),
+        *("__weakref__", "__annotations__", "__static_attributes__", "__firstlineno__"),
+        *("add_param_group", "load_state_dict", "state_dict", "zero_grad", "__setstate__"),
+        *("__getstate__", "__reduce__", "__parameters__", "__orig_bases__"),
+    }
+)
+_own_hooks: WeakSet[Any] = WeakSet()
+
+
+def note_own_hook(hook: Any) -> None:
+    """Leave a hook of this package out of traced steps."""
+    _own_hooks.add(hook)
+
+
+def changes_step(kind: type[Any], base: type[Any]) -> bool:
+    """Return whether a class updates weights in another way than its base class.
+
+    Args:
+        kind: The class.
+        base: A class of PyTorch's or of this package that it is derived from, or the class itself.
+    """
+    if inspect.unwrap(kind.step) is not inspect.unwrap(base.step):
+        return True
+    for one in kind.__mro__:
+        if one is base:
+            return False
+        changed = {name for name in vars(one) if hasattr(base, name)} - _HARMLESS - {"step"}
+        if changed:
+            return True
+    return False
+
+
+def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    """Return whether a step needs a function that computes the loss again."""
+    parameters = list(inspect.signature(inspect.unwrap(kind.step)).parameters.values())[1:]
+    return any(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in parameters
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class StepSource:
+    """An optimizer at one time.
+
+    Attributes:
+        kind: Its class.
+        attributes: The attributes of the object, without groups and states.
+        groups: The groups, without parameters; the last one has the defaults.
+        states: The states of parameters on the host, by ``id``.
+    """
+
+    kind: type[torch.optim.Optimizer]
+    attributes: Mapping[str, Any]
+    groups: Sequence[Mapping[str, Any]]
+    states: Mapping[int, Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, optimizer: torch.optim.Optimizer) -> StepSource:
+        """Copy what a trace needs of an optimizer."""
+        attributes = {
+            name: value
+            for name, value in vars(optimizer).items()
+            # (A scheduler puts a function in place of the method ``step``.)
+            if name not in _PARTS and not (name == "step" and callable(value))
+        }
+        for name in _HOOKS:
+            hooks = attributes.get(name, {})
+            kept = {key: hook for key, hook in hooks.items() if hook not in _own_hooks}
+            attributes[name] = OrderedDict(kept)
+        groups = [*optimizer.param_groups, optimizer.defaults]
+        return cls(
+            type(optimizer),
+            attributes,
+            [
+                {key: copy.copy(value) for key, value in group.items() if key not in _NOT_VALUES}
+                for group in groups
+            ],
+            {
+                id(parameter): dict(state)
+                for parameter, state in optimizer.state.items()
+                if isinstance(parameter, torch.Tensor) and isinstance(state, dict)
+            },
+        )
+
+    def numbers(self) -> dict[tuple[int, Path], float]:
+        """Return the numbers of the groups by group and path: the hyper-parameters."""
+        return {
+            (index, path): float(leaf)
+            for index, group in enumerate(self.groups)
+            for path, leaf in leaves(dict(group))
+            if _is_value(leaf)
+        }
+
+    def structure(self) -> str:
+        """Return a text that is equal for sources whose steps differ in numbers only."""
+
+        def plain(_: Path, leaf: Any) -> Any:
+            if _is_value(leaf):
+                return "number"
+            return leaf if isinstance(leaf, (str, bool, type(None))) else repr(leaf)
+
+        groups = [mapped(dict(group), plain) for group in self.groups]
+        own = {
+            name: value if isinstance(value, (str, bool, int, float, type(None))) else id(value)
+            for name, value in self.attributes.items()
+            if name not in (*_HOOKS, "_opt_called", "defaults") and not name.endswith("_hooks")
+        }
+        hooks = [tuple(map(id, self.attributes[name].values())) for name in _HOOKS]
+        return repr((groups, sorted(own.items()), hooks))
+
+
+def _is_value(leaf: object) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.numel() == 1 and not leaf.is_complex()
+    return is_number(leaf)

@@ -1,0 +1,284 @@
+"""PyTorch's functions while a step is traced: numbers of the device become tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from popsim_torch.errors import Error
+from popsim_torch.optimizer_steps.numbers import Choices, StepNumber, StepTruth
+
+__all__ = ["StepFunctions"]
+
+Numbers = (StepNumber, StepTruth)
+_FOREACH = "_foreach_"
+# What reads the shape of a tensor.
+_SHAPE_METHODS = frozenset({"dim", "size", "numel", "nelement", "ndimension", "stride", "__len__"})
+_SHAPE_PROPERTIES = frozenset({"shape", "ndim", "T", "mT", "H"})
+
+
+class StepFunctions(TorchFunctionMode):
+    """Passes tensors to PyTorch's functions in place of numbers of the device.
+
+    Args:
+        choices: The answers to conditions.
+
+    Attributes:
+        reads_shapes: Whether the step has asked for the shape of a tensor.
+    """
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__()
+        self._choices = choices
+        self.reads_shapes = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function of PyTorch."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _WIDER:
+            return args[0].to(torch.float32)
+        args, kwargs = _narrowed(args), {key: _narrowed(one) for key, one in kwargs.items()}
+        if name in ("__get__", "__set__"):
+            return self._property(func, name, args)
+        if name in _SHAPE_METHODS:
+            self.reads_shapes = True
+        if name.startswith(_FOREACH):
+            return self._one_by_one(name.removeprefix(_FOREACH), args, kwargs)
+        if name in _VALUES:
+            return self._value(name, args[0])
+        if not _holds_numbers([*args, *kwargs.values()]):
+            return func(*args, **kwargs)
+        return self._with_numbers(func, name, list(args), kwargs)
+
+    def _property(self, func: Any, name: str, args: Sequence[Any]) -> Any:
+        owner = getattr(func, "__self__", None)
+        attribute = getattr(owner, "__name__", "")
+        if attribute in _SHAPE_PROPERTIES:
+            self.reads_shapes = True
+        if attribute == "data":
+            # A view, so that changes of it are changes of the tensor.
+            return args[0].detach() if name == "__get__" else args[0].copy_(args[1])
+        return func(*args)
+
+    def _value(self, name: str, tensor: torch.Tensor) -> Any:
+        """Return the value of a tensor with one element as a number of the device."""
+        if tensor.dtype == torch.bool:
+            truth = StepTruth(tensor.reshape(()), None, self._choices)
+            return truth if name in ("item", "tolist") else bool(truth)
+        number = StepNumber(tensor.reshape(()).to(torch.float64), None, self._choices)
+        if name in ("item", "tolist"):
+            return number
+        return {"__bool__": bool, "__float__": float, "__int__": int, "__index__": int}[name](
+            number
+        )
+
+    def _one_by_one(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a function of lists of tensors for each tensor."""
+        in_place = name.endswith("_")
+        bare = name.removesuffix("_")
+        function: Any = getattr(torch.Tensor, name, None) or getattr(torch, bare, None)
+        if bare == "norm":
+            function = torch.linalg.vector_norm
+        elif bare in ("maximum", "minimum", "clamp_max", "clamp_min"):
+            highest = bare in ("minimum", "clamp_max")
+            function = getattr(torch.Tensor, "clamp_max" if highest else "clamp_min")
+            if isinstance(args[1], (list, tuple)) and isinstance(args[1][0], torch.Tensor):
+                function = torch.minimum if highest else torch.maximum
+        elif bare == "copy":
+            function = torch.Tensor.copy_
+
+        def at(value: Any, position: int) -> Any:
+            return value[position] if isinstance(value, (list, tuple)) else value
+
+        results = []
+        for position in range(len(args[0])):
+            own = [at(one, position) for one in args]
+            options = {key: at(one, position) for key, one in kwargs.items()}
+            if bare in ("addcmul", "addcdiv") and len(own) == 4:
+                options["value"] = own.pop()
+            result = self.__torch_function__(function, (), own, options)
+            if in_place and result is not own[0]:
+                own[0].copy_(result)
+            results.append(result)
+        return None if in_place else tuple(results)
+
+    def _with_numbers(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call a function some of whose arguments are numbers of the device."""
+        if name in _MAKERS:
+            return _MAKERS[name](args, kwargs)
+        like = next((one for one in args if isinstance(one, torch.Tensor)), None)
+        dtype = torch.float32
+        if like is not None and like.is_floating_point():
+            dtype = like.dtype
+        in_place = name.endswith("_") and not name.endswith("__")
+        bare = name.removesuffix("_") if in_place else name
+        if bare in _FUSED:
+            # One rounding for product and sum needs the value: part of the program.
+            kwargs = {key: _value_if_known(one) for key, one in kwargs.items()}
+            if not _holds_numbers([*args, *kwargs.values()]):
+                return func(*args, **kwargs)
+        args = [_as_tensor(one, dtype) for one in args]
+        kwargs = {key: _as_tensor(one, dtype) for key, one in kwargs.items()}
+        if bare in _SCALED:
+            result = _SCALED[bare](*args, **kwargs)
+            return args[0].copy_(result) if in_place else result
+        try:
+            return func(*args, **kwargs)
+        except (TypeError, RuntimeError, NotImplementedError) as error:
+            raise Error(
+                f"The optimizer's step calls torch's '{name}' with a number that changes from step "
+                f"to step, which the device cannot compute: {str(error).splitlines()[0]}"
+            ) from error
+
+
+_VALUES = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__"})
+
+
+# The device has no tensors of float64, and computes in float32.
+_WIDER = frozenset({"double"})
+
+
+def _narrowed(value: Any) -> Any:
+    if value is torch.float64:
+        return torch.float32
+    return tuple(map(_narrowed, value)) if type(value) is tuple else value
+
+
+def _holds_numbers(values: Any) -> bool:
+    if isinstance(values, Numbers):
+        return True
+    if isinstance(values, (list, tuple)):
+        return any(map(_holds_numbers, values))
+    return False
+
+
+_FUSED = frozenset({"addmm", "addmv", "addr", "addbmm", "baddbmm"})
+
+
+def _value_if_known(value: Any) -> Any:
+    return float(value) if isinstance(value, StepNumber) and value.known is not None else value
+
+
+def _as_tensor(value: Any, dtype: torch.dtype) -> Any:
+    """Return a number of the device as a tensor, as a kernel would read a number of Python's."""
+    if isinstance(value, StepNumber):
+        return value.tensor.to(dtype)
+    if isinstance(value, StepTruth):
+        return value.tensor
+    if isinstance(value, (list, tuple)):
+        return type(value)(_as_tensor(one, dtype) for one in value)
+    return value
+
+
+def _scaled(value: Any, factor: Any) -> Any:
+    return value if isinstance(factor, (int, float)) and factor == 1 else value * factor
+
+
+def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return torch.add(a, _scaled(b, alpha))
+
+
+def _sub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return torch.sub(a, _scaled(b, alpha))
+
+
+def _rsub(a: Any, b: Any, *, alpha: Any = 1) -> Any:
+    return torch.sub(b, _scaled(a, alpha))
+
+
+def _addcmul(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    return torch.add(x, torch.mul(_scaled(a, value), b))
+
+
+def _addcdiv(x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
+    return torch.add(x, torch.div(_scaled(a, value), b))
+
+
+def _lerp(start: Any, end: Any, weight: Any) -> Any:
+    return torch.add(start, torch.mul(weight, torch.sub(end, start)))
+
+
+def _clamp(x: Any, min: Any = None, max: Any = None) -> Any:
+    if min is not None:
+        x = torch.maximum(x, min) if isinstance(min, torch.Tensor) else torch.clamp_min(x, min)
+    if max is not None:
+        x = torch.minimum(x, max) if isinstance(max, torch.Tensor) else torch.clamp_max(x, max)
+    return x
+
+
+def _addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return torch.add(_scaled(x, beta), _scaled(torch.matmul(a, b), alpha))
+
+
+def _fill(x: Any, value: Any) -> Any:
+    return torch.zeros_like(x) + value
+
+
+_SCALED: dict[str, Callable[..., Any]] = {
+    "add": _add,
+    "__add__": _add,
+    "sub": _sub,
+    "subtract": _sub,
+    "rsub": _rsub,
+    "__rsub__": _rsub,
+    "addcmul": _addcmul,
+    "addcdiv": _addcdiv,
+    "lerp": _lerp,
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": lambda x, low: _clamp(x, low),
+    "clamp_max": lambda x, high: _clamp(x, None, high),
+    **dict.fromkeys(("addmm", "addmv", "addr", "baddbmm", "addbmm"), _addmm),
+    "fill": _fill,
+}
+_SCALED["addr"] = lambda x, a, b, *, beta=1, alpha=1: torch.add(
+    _scaled(x, beta), _scaled(torch.outer(a, b), alpha)
+)
+
+
+def _made_of(value: Any, dtype: torch.dtype | None) -> Any:
+    if isinstance(value, (list, tuple)):
+        return torch.stack([_made_of(one, dtype) for one in value])
+    if isinstance(value, Numbers):
+        return value.tensor.to(dtype or torch.float32).clone()
+    return torch.as_tensor(value, dtype=dtype)
+
+
+def _tensor(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return _made_of(args[0], kwargs.get("dtype"))
+
+
+def _full(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    size = args[0] if args else kwargs["size"]
+    value = args[1] if len(args) > 1 else kwargs["fill_value"]
+    dtype = kwargs.get("dtype") or torch.float32
+    return torch.zeros(size, dtype=dtype) + _as_tensor(value, dtype)
+
+
+def _full_like(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value = args[1] if len(args) > 1 else kwargs.pop("fill_value")
+    zeros = torch.zeros_like(args[0], **{k: v for k, v in kwargs.items() if k != "fill_value"})
+    return zeros + _as_tensor(value, zeros.dtype)
+
+
+def _new_full(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    value = args[2] if len(args) > 2 else kwargs["fill_value"]
+    zeros = args[0].new_zeros(args[1] if len(args) > 1 else kwargs["size"])
+    return zeros + _as_tensor(value, zeros.dtype)
+
+
+_MAKERS: dict[str, Callable[[list[Any], dict[str, Any]], Any]] = {
+    "tensor": _tensor,
+    "as_tensor": _tensor,
+    "scalar_tensor": _tensor,
+    "full": _full,
+    "full_like": _full_like,
+    "new_full": _new_full,
+    "new_tensor": lambda args, kwargs: _made_of(args[1], kwargs.get("dtype", args[0].dtype)),
+}

@@ -1,0 +1,391 @@
+"""Python's numbers while a step is traced: they stand for numbers on the device.
+
+A hyper-parameter and a count of steps are numbers for the code of an optimizer. In a program the
+first is a variable that ``setOptimizer`` writes, the second a state. So arithmetic on them is
+recorded, in float64 as Python's own.
+
+``if`` needs a value. A condition on hyper-parameters is answered with their present values, and
+noted: with other values the program has to be traced again. A condition on states is answered both
+ways: the step runs once for each answer, and the device chooses between the results.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.private_torch.modes import DisableTorchFunction
+
+__all__ = ["Choices", "Known", "StepNumber", "StepTruth", "evaluate", "python_numbers"]
+
+Known = Any
+"""A number that only hyper-parameters determine: a number, the name of one, or a function of some.
+
+``("name", key)`` is a hyper-parameter; ``(name of the function, *operands)`` is a function.
+"""
+
+_MOST_PATHS = 32
+
+
+class Choices:
+    """The answers to conditions during one run of a step.
+
+    Args:
+        answers: The answers to the first conditions on states; later ones are true.
+        values: The present values of the hyper-parameters.
+
+    Attributes:
+        conditions: The tensors of the conditions on states so far.
+        answers: Their answers.
+        noted: The conditions on hyper-parameters so far, with their answers.
+    """
+
+    def __init__(self, answers: list[bool], values: Mapping[Any, float]) -> None:
+        self._given = answers
+        self._known: dict[Any, bool] = {}
+        self.values = values
+        self.conditions: list[torch.Tensor] = []
+        self.answers: list[bool] = []
+        self.noted: list[tuple[Known, object]] = []
+
+    def of_states(self, condition: torch.Tensor) -> bool:
+        """Return the answer to a condition on states."""
+        position = len(self.conditions)
+        if position >= _MOST_PATHS:
+            raise Error(
+                "The optimizer's step asks for the value of more than "
+                f"{_MOST_PATHS} conditions on numbers that change from step to step. "
+                "Use torch.where in place of 'if'."
+            )
+        self.conditions.append(condition)
+        answer = self._given[position] if position < len(self._given) else True
+        self.answers.append(answer)
+        return answer
+
+    def of_values(self, known: Known) -> Any:
+        """Return the present value of a known number or condition, and note that it was used."""
+        value = evaluate(known, self.values)
+        self.noted.append((known, value))
+        return value
+
+    def next_answers(self) -> list[bool] | None:
+        """Return the answers of the next run; None if all combinations have been tried."""
+        answers = list(self.answers)
+        while answers and not answers[-1]:
+            answers.pop()
+        return [*answers[:-1], False] if answers else None
+
+
+_BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[..., torch.Tensor]]] = {
+    "add": (operator.add, torch.add),
+    "sub": (operator.sub, torch.sub),
+    "mul": (operator.mul, torch.mul),
+    "div": (operator.truediv, torch.div),
+    "floordiv": (operator.floordiv, lambda a, b: torch.floor(torch.div(a, b))),
+    "mod": (operator.mod, lambda a, b: a - torch.floor(torch.div(a, b)) * b),
+    "pow": (operator.pow, torch.pow),
+    "max": (max, torch.maximum),
+    "min": (min, torch.minimum),
+}
+_UNARY: dict[str, tuple[Callable[[Any], Any], Callable[..., torch.Tensor]]] = {
+    "neg": (operator.neg, torch.neg),
+    "abs": (abs, torch.abs),
+    "sqrt": (math.sqrt, torch.sqrt),
+    "exp": (math.exp, torch.exp),
+    "expm1": (math.expm1, torch.expm1),
+    "log": (math.log, torch.log),
+    "log1p": (math.log1p, torch.log1p),
+    "log2": (math.log2, torch.log2),
+    "sin": (math.sin, torch.sin),
+    "cos": (math.cos, torch.cos),
+    "tanh": (math.tanh, torch.tanh),
+    "floor": (math.floor, torch.floor),
+    "ceil": (math.ceil, torch.ceil),
+    "trunc": (math.trunc, torch.trunc),
+    "round": (round, torch.round),
+}
+_COMPARISONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[..., torch.Tensor]]] = {
+    "lt": (operator.lt, torch.lt),
+    "le": (operator.le, torch.le),
+    "gt": (operator.gt, torch.gt),
+    "ge": (operator.ge, torch.ge),
+    "eq": (operator.eq, torch.eq),
+    "ne": (operator.ne, torch.ne),
+}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: pair[0] for name, pair in {**_BINARY, **_COMPARISONS}.items()},
+    **{name: pair[0] for name, pair in _UNARY.items()},
+}
+
+
+def evaluate(known: Known, values: Mapping[Any, float]) -> Any:
+    """Return the value of a known number.
+
+    Args:
+        known: The number.
+        values: The values of the hyper-parameters, by key.
+    """
+    if not isinstance(known, tuple):
+        return known
+    name, *operands = known
+    if name == "name":
+        return values[operands[0]]
+    return _FUNCTIONS[name](*(evaluate(one, values) for one in operands))
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    with DisableTorchFunction():
+        return torch.full((), float(value), dtype=torch.float64)
+
+
+class StepTruth:
+    """A condition on numbers; ``bool`` answers it."""
+
+    def __init__(self, tensor: torch.Tensor, known: Known, choices: Choices) -> None:
+        self.tensor = tensor
+        self.known = known
+        self._choices = choices
+
+    def __bool__(self) -> bool:
+        if self.known is not None:
+            return bool(self._choices.of_values(self.known))
+        return self._choices.of_states(self.tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+class StepNumber(torch.SymFloat):
+    """A number of Python's that is a number on the device.
+
+    PyTorch's functions take a ``SymFloat`` wherever they take a number, and pass it to the mode of
+    ``functions`` as it is.
+
+    Args:
+        tensor: A float64 tensor of shape ``()``.
+        known: How hyper-parameters alone determine it; None if they do not.
+        choices: The answers to conditions.
+    """
+
+    def __init__(self, tensor: torch.Tensor, known: Known, choices: Choices) -> None:
+        super().__init__(self)  # type: ignore[no-untyped-call]
+        self.tensor = tensor
+        self.known = known
+        self.choices = choices
+
+    def _with(self, table: Mapping[str, Any], name: str, a: Any, b: Any = None) -> Any:
+        operands = [a] if b is None else [a, b]
+        for value in operands:
+            if not isinstance(value, (StepNumber, int, float, bool, StepTruth)):
+                return NotImplemented
+        with DisableTorchFunction():
+            tensors = [
+                value.tensor.to(torch.float64)
+                if isinstance(value, (StepNumber, StepTruth))
+                else _as_tensor(value)
+                for value in operands
+            ]
+            result = table[name][1](*tensors)
+        knowns = [getattr(value, "known", value) for value in operands]
+        known = None if any(one is None for one in knowns) else (name, *knowns)
+        kind = StepTruth if table is _COMPARISONS else StepNumber
+        return kind(result, known, self.choices)
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def _value(self, function: str) -> Any:
+        """Return the present value, if hyper-parameters determine it."""
+        if self.known is None:
+            raise Error(
+                f"The optimizer's step needs the value of a number in {function}, but the number "
+                "depends on the optimizer's state, which only a run knows. Compute with tensors or "
+                "with the functions of Python's math."
+            )
+        return self.choices.of_values(self.known)
+
+    def __float__(self) -> float:
+        return float(self._value("float()"))
+
+    def __int__(self) -> int:
+        return int(self._value("int()"))
+
+    def __index__(self) -> int:
+        return operator.index(int(self._value("a place that takes an integer")))
+
+    def item(self) -> StepNumber:
+        """Return the number itself, as a NumPy number does."""
+        return self
+
+    def is_integer(self) -> bool:
+        """Return whether the number is whole."""
+        return bool(self == self // 1)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return "a number that changes from step to step"
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+def _binary_method(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    def method(self: StepNumber, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            a, b = (other, self) if swapped else (self, other)
+            return _TENSOR_FUNCTIONS[name](a, b)
+        pair = (other, self) if swapped else (self, other)
+        return self._with(_BINARY, name, *pair)
+
+    return method
+
+
+def _unary_method(name: str) -> Callable[..., Any]:
+    def method(self: StepNumber, *_: Any) -> Any:
+        return self._with(_UNARY, name, self)
+
+    return method
+
+
+def _comparison(name: str) -> Callable[[Any, Any], Any]:
+    def method(self: StepNumber, other: Any) -> Any:
+        if isinstance(other, torch.Tensor):
+            return _COMPARISONS[name][1](self.tensor, other)
+        return self._with(_COMPARISONS, name, self, other)
+
+    return method
+
+
+def _on_tensors(function: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return a function of a number and a tensor: the number has the dtype of the tensor."""
+
+    def call(a: Any, b: Any) -> Any:
+        like = a if isinstance(a, torch.Tensor) else b
+        dtype = like.dtype if like.is_floating_point() else torch.float32
+        a, b = (one.tensor.to(dtype) if isinstance(one, StepNumber) else one for one in (a, b))
+        return function(a, b)
+
+    return call
+
+
+_TENSOR_FUNCTIONS = {name: _on_tensors(pair[1]) for name, pair in _BINARY.items()}
+_METHODS: dict[str, Any] = {
+    **{f"__{n}__": _binary_method(n) for n in ("add", "sub", "mul", "floordiv", "mod", "pow")},
+    **{
+        f"__r{n}__": _binary_method(n, swapped=True)
+        for n in ("add", "sub", "mul", "floordiv", "mod", "pow")
+    },
+    "__truediv__": _binary_method("div"),
+    "__rtruediv__": _binary_method("div", swapped=True),
+    **{f"__{n}__": _comparison(n) for n in _COMPARISONS},
+    **{f"__{n}__": _unary_method(n) for n in ("neg", "abs", "floor", "ceil", "trunc", "round")},
+    "__pos__": lambda self: self,
+    # NumPy's functions call these for objects.
+    **{n: _unary_method(n) for n in ("sqrt", "exp", "log", "log2", "log1p", "sin", "cos")},
+}
+for _name, _method in _METHODS.items():
+    setattr(StepNumber, _name, _method)
+
+
+def _mathematical(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*args: Any) -> Any:
+        if not any(isinstance(one, StepNumber) for one in args):
+            return original(*args)
+        if name == "pow":
+            return args[0] ** args[1]
+        if name == "fabs":
+            return abs(args[0])
+        if name == "log" and len(args) == 2:
+            numerator, base = (
+                one._with(_UNARY, "log", one) if isinstance(one, StepNumber) else original(one)
+                for one in args
+            )
+            return numerator / base
+        if name not in _UNARY:
+            return original(*args)  # asks for the value
+        return args[0]._with(_UNARY, name, args[0])
+
+    return function
+
+
+def _choosing(name: str) -> Callable[..., Any]:
+    original = getattr(builtins, name)
+
+    def function(*args: Any, **options: Any) -> Any:
+        values = list(args[0]) if len(args) == 1 else list(args)
+        if options or not any(isinstance(one, StepNumber) for one in values):
+            return original(*args, **options)
+        best = values[0]
+        for value in values[1:]:
+            number = best if isinstance(best, StepNumber) else value
+            if not isinstance(number, StepNumber):
+                best = original(best, value)
+            else:
+                best = number._with(_BINARY, name, best, value)
+        return best
+
+    return function
+
+
+def _namespaces(kind: type[Any]) -> list[dict[str, Any]]:
+    """Return the global names of the code of a class and its base classes."""
+    found: dict[int, dict[str, Any]] = {}
+    for one in kind.__mro__:
+        for member in vars(one).values():
+            names = getattr(inspect.unwrap(member), "__globals__", None)
+            if isinstance(names, dict):
+                found[id(names)] = names
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def python_numbers(kind: type[Any]) -> Iterator[None]:
+    """Let Python's functions of numbers record numbers of the device while the context lasts.
+
+    Args:
+        kind: The class of the optimizer: the modules of it and its base classes have the code.
+    """
+    originals: dict[Any, Callable[..., Any]] = {}
+    for name in (*_UNARY, "pow", "fabs"):
+        original = getattr(math, name, None)
+        if original is not None:
+            originals[original] = _mathematical(name, original)
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    missing = object()
+
+    def put(names: dict[str, Any], name: str, value: Any) -> None:
+        places.append((names, name, names.get(name, missing)))
+        names[name] = value
+
+    try:
+        for original, function in originals.items():
+            put(vars(math), original.__name__, function)
+        for names in _namespaces(kind):
+            for name, value in list(names.items()):
+                if isinstance(value, type(math.sqrt)) and value in originals:
+                    put(names, name, originals[value])
+            for name in ("max", "min"):
+                if name not in names:
+                    put(names, name, _choosing(name))
+        yield
+    finally:
+        for names, name, before in reversed(places):
+            if before is missing:
+                del names[name]
+            else:
+                names[name] = before

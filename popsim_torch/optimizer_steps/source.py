@@ -1,0 +1,106 @@
+"""Rebuilds an optimizer for the tensors of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.optim.nested import Path, is_number, leaves, mapped
+from popsim_torch.optim.step_source import StepSource
+from popsim_torch.optimizer_steps.cells import States
+from popsim_torch.optimizer_steps.numbers import StepNumber
+
+__all__ = ["Slot", "changed_attributes", "check_attributes", "rebuilt"]
+
+# Groups say how to compute: what a program decides itself.
+_WAYS = ("foreach", "fused", "capturable", "differentiable")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter of a traced step.
+
+    Attributes:
+        group: The number of its group.
+        shape: Its shape.
+        dtype: Its dtype on the device.
+    """
+
+    group: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def rebuilt(
+    source: StepSource,
+    slots: Sequence[Slot],
+    weights: Sequence[torch.Tensor],
+    numbers: Mapping[tuple[int, Path], StepNumber],
+    attributes: Mapping[Path, Any],
+    states: States,
+) -> torch.optim.Optimizer:
+    """Return a copy of an optimizer for tensors of a trace.
+
+    Args:
+        source: The optimizer.
+        slots: The parameters.
+        weights: The tensor of each parameter.
+        numbers: The numbers of the groups.
+        attributes: Values in place of those of attributes, by name.
+        states: The states.
+    """
+    optimizer: Any = object.__new__(source.kind)
+    vars(optimizer).update(source.attributes)
+    for path, value in attributes.items():
+        vars(optimizer)[path[0]] = value
+    optimizer.state = states
+    optimizer.param_groups = []
+    for index in dict.fromkeys(slot.group for slot in slots):
+
+        def number(path: Path, leaf: Any, index: int = index) -> Any:
+            return numbers.get((index, path), leaf)
+
+        group = mapped(dict(source.groups[index]), number)
+        pairs = zip(slots, weights, strict=True)
+        group["params"] = [weight for slot, weight in pairs if slot.group == index]
+        # One tensor after the other: the program is what makes them run together.
+        group |= {key: False for key in _WAYS if key in group}
+        optimizer.param_groups.append(group)
+    return optimizer  # type: ignore[no-any-return]
+
+
+def changed_attributes(source: StepSource, optimizer: torch.optim.Optimizer) -> list[Path]:
+    """Return the attributes of a copy whose numbers its step has changed."""
+    changed: list[Path] = []
+    for name, value in vars(optimizer).items():
+        if name not in source.attributes or name == "defaults":
+            continue
+        before = source.attributes[name]
+        if (
+            is_number(value)
+            and is_number(before)
+            and (isinstance(value, StepNumber) or value != before)
+        ):
+            changed.append((name,))
+    return changed
+
+
+def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> None:
+    """Refuse an optimizer that keeps tensors of its model in attributes.
+
+    Raises:
+        Error: A step of a copy would change the original tensors.
+    """
+    own = {id(parameter) for parameter in parameters}
+    for name, value in source.attributes.items():
+        for _, leaf in leaves(value):
+            if isinstance(leaf, torch.Tensor) and id(leaf) in own:
+                raise Error(
+                    f"{source.kind.__name__} keeps parameters in its attribute '{name}'. Its step "
+                    "is traced with other tensors in place of them: it must take them from "
+                    "self.param_groups."
+                )
