@@ -139,6 +139,10 @@ class State:
             A new CPU tensor of the state's dtype, shaped like ``weight`` or ``(1,)``.
         """
         shape = weight.shape if self.per_element else (1,)
+        if self.dtype.is_complex:  # states of pairs of numbers
+            pairs = torch.view_as_real(weight.detach().to("cpu", self.dtype).resolve_conj())
+            real = dataclasses.replace(self, dtype=torch.float32)
+            return torch.view_as_complex(real.initial_value(pairs))
         value = torch.full(shape, self.initial, dtype=torch.float32, device="cpu")
         if self.initial_per_weight:
             value += self.initial_per_weight * weight.detach().to("cpu", torch.float32)

@@ -26,6 +26,7 @@ SCALAR_TYPES = {
     torch.float16: 5,
     torch.float32: 6,
     torch.float64: 7,
+    torch.complex64: 9,
     torch.bool: 11,
     torch.bfloat16: 15,
 }
@@ -177,7 +178,7 @@ class _Boxer:
             return _STRIDED
         if isinstance(value, torch.memory_format):
             return MEMORY_FORMATS[value]
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if value is None or isinstance(value, (bool, int, float, complex, str)):
             return value
         raise Error(
             f"Unsupported ops found in compiled model: {self._place.shown} has an argument of "

@@ -202,6 +202,8 @@ FORMULAS: dict[Any, Formula] = {
     aten.masked_fill.Tensor: _masked_fill,
     aten.maximum.default: _binary("max"),
     aten.minimum.default: _binary("min"),
+    aten._neg_view.default: _unary("neg"),
+    aten._neg_view_copy.default: _unary("neg"),
     aten.mul.Scalar: _binary("mul"),
     aten.mul.Tensor: _binary("mul"),
     aten.pow.Tensor_Scalar: _pow_scalar,
@@ -270,6 +272,8 @@ def _is_computed(node: torch.fx.Node) -> bool:
     if node.target in _ON_BOOL and result.dtype != torch.bool:
         return False
     if node.target in _ARITHMETIC_ON_BOOL and result.dtype == torch.bool:
+        return False
+    if any(isinstance(value, complex) for value in (*node.args, *node.kwargs.values())):
         return False
     return all(source.dtype in _COMPUTED for source in operands(node))
 

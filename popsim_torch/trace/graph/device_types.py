@@ -17,7 +17,11 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.graph.traced_tensors import is_traced
 
-_CASTS = frozenset({"double", "bfloat16"})
+_CASTS = {
+    "double": torch.Tensor.float,
+    "bfloat16": torch.Tensor.float,
+    "cdouble": torch.Tensor.cfloat,
+}
 # Functions that read memory as another dtype.
 _REINTERPRETS = frozenset({"view"})
 
@@ -88,7 +92,7 @@ def as_device_types(
     """
     name = getattr(func, "__name__", "")
     if name in _CASTS:
-        func = torch.Tensor.float
+        func = _CASTS[name]
     elif func is torch.Tensor.element_size and is_traced(args[0]):
         func = _element_size
     elif name in _REINTERPRETS:
