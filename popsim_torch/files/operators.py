@@ -42,6 +42,7 @@ def _names(text: str) -> frozenset[str]:
 # One element of each operand gives one element of the result.
 _ELEMENTWISE = _names("""
     __and__ __lshift__ __or__ __rshift__ __xor__
+    _conj _conj_copy _conj_physical _neg_view _neg_view_copy complex conj_physical polar
     _prelu_kernel _prelu_kernel_backward abs acos acosh add addcdiv addcmul angle asin asinh atan
     atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
     bitwise_xor bucketize ceil celu clamp clamp_max clamp_min copysign cos cosh deg2rad digamma div
@@ -113,18 +114,20 @@ _LAYERS = _names("""
     upsample_trilinear3d_backward
 """)
 
-# Products and decompositions of matrices.
+# Products and decompositions of matrices, and Fourier transforms.
 _MATRICES = _names("""
+    _fft_c2c _fft_c2r _fft_r2c
     _linalg_check_errors _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
     _trilinear addbmm addmm addmv addr baddbmm bmm cholesky cholesky_inverse cholesky_solve dot
-    linalg_cholesky_ex linalg_cross linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
+    linalg_cholesky_ex linalg_cross linalg_eig linalg_eigvals linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
     linalg_lu linalg_lu_factor_ex linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular mm
     mv ormqr triangular_solve vdot
 """)
 
 # These draw random numbers, from the generator of the device.
 _RANDOM = _names("""
-    bernoulli cauchy exponential geometric log_normal multinomial native_dropout normal poisson
+    bernoulli cauchy exponential geometric log_normal multinomial native_dropout normal
+    normal_functional poisson
     randint randint_like randperm rrelu_with_noise_functional uniform
 """)
 

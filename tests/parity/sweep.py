@@ -201,7 +201,7 @@ def _compare(what: str, ours: torch.Tensor, expected: torch.Tensor, values: bool
 
 def _check_file(device: poptorch.PoplarExecutor) -> None:
     """Check that a file may call what the program calls, as it calls it."""
-    graph = device._compiled.program.graph
+    graph = device.compiled.program.graph
     foreign = set(foreign_operators(graph))
     if not foreign <= _FOREIGN:
         raise Wrong(f"no file may call {sorted(foreign - _FOREIGN)}")

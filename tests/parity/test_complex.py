@@ -53,21 +53,23 @@ class WideTrainer:
         self.optimizer.zero_grad()
         outputs, losses, gradients = [], [], []
         for part in zip(*(wide(x).chunk(self.accumulation) for x in inputs), strict=True):
-            before = {n: p.grad.clone() for n, p in self.named() if p.grad is not None}
+            before = {n: p.grad.clone() for n, p in self.named()}
             y, loss = self.twin(*part)
             loss.backward()
             outputs.append(y.detach())
             losses.append(loss.detach())
             gradients.append({n: p.grad - before.get(n, 0) for n, p in self.named()})
         for _, parameter in self.named():
-            parameter.grad /= self.accumulation
+            # Eager optimizers refuse some gradients with a pending conjugation.
+            parameter.grad = parameter.grad.resolve_conj() / self.accumulation
         if self.max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.twin.parameters(), self.max_grad_norm)
         self.optimizer.step()
         return torch.cat(outputs), torch.stack(losses), gradients
 
     def named(self):
-        return list(self.twin.named_parameters())
+        """Return the parameters that have a gradient."""
+        return [(n, p) for n, p in self.twin.named_parameters() if p.grad is not None]
 
 
 def anchor_gradients(options, module, mode=None):
@@ -81,8 +83,10 @@ def test_training_is_that_of_eager_in_double_precision(name):
     module = MODELS[name]()
     options = make_options()
     anchor_gradients(options, module)
-    reference = WideTrainer(module, lambda p: torch.optim.Adam(p, lr=0.02))
-    device = poptorch.trainingModel(module, options, torch.optim.Adam(module.parameters(), lr=0.02))
+    # Logarithms of small magnitudes make errors of one step grow.
+    rate = 0.002 if name == "SpectralLoss" else 0.02
+    reference = WideTrainer(module, lambda p: torch.optim.Adam(p, lr=rate))
+    device = poptorch.trainingModel(module, options, torch.optim.Adam(module.parameters(), lr=rate))
     for step in range(10):
         batch = module.batch(4)
         y, loss = device(*batch)
@@ -235,7 +239,6 @@ FUNCTIONS = {
     ),
     "view of dtype": lambda z: z.view(torch.float32).view(torch.complex64),
     "to real": lambda z: z.real.to(torch.complex64) - z,
-    "cdouble": lambda z: z.cdouble() * torch.ones(4, dtype=torch.complex128, device=z.device),
     "convolution": lambda z: torch.nn.functional.conv1d(z[None], z[None]),
     "einsum": lambda z: torch.einsum("ij,kj->ik", z, z.conj()),
     "fft": lambda z: torch.fft.fft(z),
@@ -293,9 +296,10 @@ def test_functions_of_real_numbers(name, monkeypatch):
 
 def test_inputs_of_double_precision_are_held_and_returned_in_single():
     z = Z.to(torch.complex128)
-    y = computed(lambda z: z * 2, z)
-    assert y.dtype == torch.complex64
-    assert torch.equal(y, Z * 2)
+    for function in (lambda z: z * 2, lambda z: z.cdouble() + z.to(torch.complex128)):
+        y = computed(function, z)
+        assert y.dtype == torch.complex64
+        assert torch.equal(y, Z * 2)
 
 
 def test_lazily_conjugated_inputs_and_weights_have_their_values():
@@ -362,7 +366,7 @@ def test_saved_executables_and_states_go_on(tmp_path):
     def made():
         torch.manual_seed(11)
         module = ComplexLayers()
-        optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
+        optimizer = poptorch.optim.Adam(module.parameters(), lr=0.02)
         return module, optimizer, poptorch.trainingModel(module, make_options(), optimizer)
 
     module, optimizer, device = made()
@@ -371,15 +375,15 @@ def test_saved_executables_and_states_go_on(tmp_path):
     for batch in batches[:2]:
         device(*batch)
     device.save(tmp_path / "file", export_model=False)
-    state, of_optimizer = copy.deepcopy(module.state_dict()), device.optimizer.state_dict()
+    state, of_optimizer = copy.deepcopy(module.state_dict()), optimizer.state_dict()
     for batch in batches[2:]:
         expected = device(*batch)
-    other, _, again = made()
+    other, of_other, again = made()
     again.loadExecutable(tmp_path / "file")
     other.load_state_dict(state)
     again.copyWeightsToDevice()
-    again.optimizer.load_state_dict(of_optimizer)
-    again.setOptimizer(again.optimizer)
+    of_other.load_state_dict(of_optimizer)
+    again.setOptimizer(of_other)
     for batch in batches[2:]:
         found = again(*batch)
     for a, b in zip(found, expected, strict=True):
@@ -452,7 +456,7 @@ def test_loops_and_branches_carry_complex_numbers():
 
 def test_prints_are_complex(capfd):
     computed(lambda z: poptorch.ipu_print_tensor(z, "z"), torch.tensor([1.5 - 2j, -0.25 + 1j]))
-    assert capfd.readouterr().err == "z: ( 1.5000-2.0000j,-0.2500+1.0000j)\n"
+    assert capfd.readouterr().err == "z: ( 1.500-2.000j,-0.250+1.000j)\n"
 
 
 def test_checks_of_numbers_find_a_bad_part():
@@ -467,12 +471,12 @@ def test_checks_of_numbers_find_a_bad_part():
 def test_statistics_are_those_of_the_parts():
     module = ComplexLayers()
     options = make_options()
-    options.observe("Gradient___w1", poptorch.statistics.Moments())
+    options.observe("Gradient___w1", poptorch.statistics.Moments(), every=1)
     options.anchorTensor("g", "Gradient___w1")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     device = poptorch.trainingModel(module, options, optimizer)
     device(*module.batch(4))
-    (record,) = device.observed()
+    (record,) = device.observations()
     parts = torch.view_as_real(device.getAnchoredTensor("g"))
     assert record.statistics.count == parts.numel()
     assert record.statistics.mean == pytest.approx(parts.double().mean().item(), rel=1e-6)
