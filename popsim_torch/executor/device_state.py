@@ -200,7 +200,10 @@ class DeviceState:
         """Return the states that updates keep for a parameter, by kind, without loss scaling."""
         kept = self._states_of(parameter)
         values = self._read({state.kind: self._program.states[state.name] for state in kept})
-        return {state.kind: values[state.kind].float() / state.scale for state in kept}
+        wide = {
+            kind: value if value.is_complex() else value.float() for kind, value in values.items()
+        }
+        return {state.kind: wide[state.kind] / state.scale for state in kept}
 
     def write_update_states(self, values: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Continue with the states of another program's updates.

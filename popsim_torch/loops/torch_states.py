@@ -44,7 +44,9 @@ def from_host(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> dict
     values: dict[str, torch.Tensor] = {}
     for kind, value in found.items():
         if value is not None:
-            wide = torch.as_tensor(value).detach().to("cpu", torch.float32, copy=True)
+            given = torch.as_tensor(value).detach()
+            dtype = torch.complex64 if given.is_complex() else torch.float32
+            wide = given.to("cpu", dtype, copy=True)
             values[kind] = wide.reshape(1) if kind == "Step" else wide
     return values
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import torch
@@ -46,8 +47,11 @@ def make_inputs(program: Program, data: SyntheticData) -> None:
         if data == SyntheticData.NORMAL and is_continuous(tensor.dtype):
             stages = [op.stage for op in uses.readers(tensor.id) if op.phase == Phase.FORWARD]
             tensor.kind = TensorKind.VALUE
-            drawn = program.graph.as_real(tensor)
-            draws.append(_draw(drawn, _FIRST_STREAM + position, min(stages, default=0)))
+            stream, stage = _FIRST_STREAM + position, min(stages, default=0)
+            draw = _draw(program.graph.as_real(tensor), stream, stage)
+            if tensor.dtype.is_complex:  # whose two parts have the variance together
+                draw.attributes["std"] = math.sqrt(0.5)
+            draws.append(draw)
         else:
             tensor.kind = TensorKind.CONSTANT
             tensor.value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")

@@ -5,6 +5,9 @@ import torch
 
 import popsim_torch as poptorch
 
+# PyTorch's own, for complex numbers of half precision.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
 
 @pytest.mark.parametrize(
     "mistake",

@@ -151,9 +151,7 @@ def test_anchors_are_complex_in_every_mode(mode):
     options.anchorTensor("g", "Gradient___w1", OutputMode[mode], period)
     options.outputMode(OutputMode[mode], period)
     reference = WideTrainer(module, lambda p: torch.optim.SGD(p, lr=0.05), ga)
-    device = poptorch.trainingModel(
-        module, options, torch.optim.SGD(module.parameters(), lr=0.05)
-    )
+    device = poptorch.trainingModel(module, options, torch.optim.SGD(module.parameters(), lr=0.05))
     batch = module.batch(2 * d * ga)
     y, _ = device(*batch)
     found = device.getAnchoredTensor("g")
@@ -278,9 +276,7 @@ OF_REAL = {
         x.flatten(), 8, window=torch.hann_window(8, device=x.device), return_complex=True
     ),
     "istft": lambda x: torch.istft(
-        torch.stft(
-            x.flatten(), 8, 2, window=torch.ones(8, device=x.device), return_complex=True
-        ),
+        torch.stft(x.flatten(), 8, 2, window=torch.ones(8, device=x.device), return_complex=True),
         *(8, 2),
         window=torch.ones(8, device=x.device),
     ),
@@ -500,3 +496,231 @@ def test_the_reference_interpreter_computes_the_same(wide):
         assert found.dtype == (torch.complex128 if wide else torch.complex64)
         expected = device.getAnchoredTensor(name)
         torch.testing.assert_close(found.to(torch.complex64), expected, rtol=1e-5, atol=1e-5)
+
+
+POPTORCH_OPTIMIZERS = {
+    "combined": (
+        lambda p: poptorch.optim.SGD(p, 0.05, momentum=0.9, use_combined_accum=True),
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    ),
+    "combined nesterov": (
+        lambda p: poptorch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, use_combined_accum=True),
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    ),
+    "scaled": (
+        lambda p: poptorch.optim.SGD(p, 0.05, momentum=0.9, loss_scaling=64.0),
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    ),
+    "adam": (
+        lambda p: poptorch.optim.Adam(p, 0.02),
+        lambda p: torch.optim.Adam(p, 0.02),
+    ),
+}
+
+
+@pytest.mark.parametrize("automatic", [False, True])
+@pytest.mark.parametrize("name", POPTORCH_OPTIMIZERS)
+def test_optimizers_of_this_package(name, automatic):
+    torch.manual_seed(14)
+    ours, eager = POPTORCH_OPTIMIZERS[name]
+    module = ComplexLayers()
+    reference = WideTrainer(module, eager, 2)
+    options = make_options(ga=2)
+    options.Training.setAutomaticLossScaling(automatic)
+    device = poptorch.trainingModel(module, options, ours(module.parameters()))
+    for _ in range(4):
+        batch = module.batch(4)
+        device(*batch)
+        reference.step(*batch)
+    for parameter, value in reference.twin.state_dict().items():
+        assert_close(module.state_dict()[parameter], value, parameter)
+
+
+def test_lamb_is_that_of_its_step_on_the_host():
+    torch.manual_seed(15)
+    module = ComplexLayers()
+    twin = copy.deepcopy(module)
+    optimizer = poptorch.optim.LAMB(twin.parameters(), lr=0.05)
+    device = poptorch.trainingModel(
+        module, make_options(), poptorch.optim.LAMB(module.parameters(), lr=0.05)
+    )
+    for _ in range(3):
+        batch = module.batch(4)
+        device(*batch)
+        optimizer.zero_grad()
+        twin(*batch)[1].backward()
+        optimizer.step()
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_loops_train_and_leave_states_to_the_host():
+    torch.manual_seed(16)
+    module = ComplexLayers()
+    reference = WideTrainer(module, lambda p: torch.optim.Adam(p, lr=0.02))
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
+    batches = [module.batch(4) for _ in range(3)]
+    feed = poptorch.InfeedQueue(batches, repeat=True)
+
+    @poptorch.function
+    def epoch(iterator):
+        def step():
+            optimizer.zero_grad()
+            module(*next(iterator))[1].backward()
+            optimizer.step()
+
+        poptorch.repeat(3, step)
+
+    for _ in range(2):
+        epoch(iter(feed))
+        for batch in batches:
+            reference.step(*batch)
+    for name, value in reference.twin.named_parameters():
+        assert_close(dict(module.named_parameters())[name], value, name)
+    found, expected = (one.state_dict()["state"] for one in (optimizer, reference.optimizer))
+    for index, states in expected.items():
+        for kind in ("exp_avg", "exp_avg_sq"):
+            assert_close(found[index][kind], states[kind], kind)
+
+
+def test_weights_that_are_read_after_a_step_in_a_loop_are_new():
+    torch.manual_seed(17)
+    module = ComplexLayers()
+    reference = WideTrainer(module, lambda p: torch.optim.SGD(p, lr=0.05))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.05)
+    batches = [module.batch(4) for _ in range(3)]
+    feed = poptorch.InfeedQueue(batches)
+
+    @poptorch.function
+    def epoch(iterator, total):
+        def step(total):
+            optimizer.zero_grad()
+            batch = next(iterator)
+            module(*batch)[1].backward()
+            optimizer.step()
+            return total + module.w1.sum()
+
+        return poptorch.repeat(3, step, total)
+
+    total = epoch(iter(feed), torch.zeros((), dtype=torch.cfloat))
+    expected = 0
+    for batch in batches:
+        reference.step(*batch)
+        expected = expected + reference.twin.w1.sum()
+    assert_close(total, expected)
+
+
+@pytest.mark.parametrize("mode", poptorch.OutfeedOptimizerMode)
+def test_gradients_in_queues(mode):
+    torch.manual_seed(18)
+    module, queue = ComplexLayers(), poptorch.MaybeOutfeedQueue()
+    reference = WideTrainer(module, lambda p: torch.optim.SGD(p, lr=0.05), 3)
+    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.05)
+    optimizer = poptorch.OutfeedOptimizer(optimizer, queue, mode)
+    device = poptorch.trainingModel(module, make_options(2, 3), optimizer)
+    batch = module.batch(12)
+    device(*batch)
+    expected = []
+    for part in zip(*(x.chunk(2) for x in batch), strict=True):
+        each = [one["w1"] for one in reference.step(*part)[2]]
+        whole = mode == poptorch.OutfeedOptimizerMode.BEFORE_APPLY
+        expected += [sum(each) / 3] if whole else each
+    assert_close(queue.dequeue()["w1_grad"], torch.stack(expected))
+
+
+def test_functions_of_the_host():
+    module = nn.Module()
+    module.inner = poptorch.CPU(torch.fft.fft, "transform")
+    module.forward = lambda z: module.inner(z) * 1j
+    found = poptorch.inferenceModel(module, make_options())(Z)
+    torch.testing.assert_close(found, torch.fft.fft(Z) * 1j)
+
+
+def test_gradients_through_the_host():
+    class Outside(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(Z[0].clone())
+            self.inner = poptorch.CPU(torch.fft.ifft, "transform")
+
+        def forward(self, z):
+            return poptorch.identity_loss(self.inner(z * self.w).abs(), "sum")
+
+    module = Outside()
+    options = make_options()
+    anchor_gradients(options, module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    device = poptorch.trainingModel(module, options, optimizer)
+    w = Z[0].clone().requires_grad_()
+    torch.fft.ifft(Z * w).abs().sum().backward()
+    device(Z)
+    torch.testing.assert_close(device.getAnchoredTensor("w"), w.grad)
+
+
+class Repeated(nn.Module):
+    def __init__(self, control):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, dtype=torch.cfloat) * 0.3)
+        self.control = control
+
+    def forward(self, z):
+        if self.control:
+            (z,) = poptorch.for_loop(3, lambda y: y * self.w + 0.1j, [z])
+            (z,) = poptorch.cond(
+                z.real.sum() > 0, lambda y: y * self.w, [z], lambda y: y - self.w, [z]
+            )
+        else:
+            for _ in range(3):
+                z = z * self.w + 0.1j
+            z = z * self.w if z.real.sum() > 0 else z - self.w
+        return poptorch.identity_loss(z.abs().square(), "mean")
+
+
+def test_gradients_of_loops_and_branches():
+    torch.manual_seed(19)
+    module = Repeated(control=True)
+    twin = Repeated(control=False)
+    twin.load_state_dict(module.state_dict())
+    options = make_options()
+    anchor_gradients(options, module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    device = poptorch.trainingModel(module, options, optimizer)
+    loss = device(Z)
+    expected = twin(Z)
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(device.getAnchoredTensor("w"), twin.w.grad)
+
+
+class Squares(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(4, dtype=torch.cfloat))
+
+    def forward(self, z):
+        return poptorch.identity_loss((self.w * z * z).imag, "mean")
+
+
+def test_a_bad_number_is_found_in_either_part_and_changes_no_weight():
+    module = Squares()
+    options = make_options()
+    options.watch()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    device = poptorch.trainingModel(module, options, optimizer)
+    device(Z)
+    before = module.w.detach().clone()
+    bad = Z.clone()
+    bad[0, 1] = complex(1e30, 1e30)
+    with pytest.raises(poptorch.BadNumberError, match="overflow of complex64 inside") as caught:
+        device(bad)
+    assert caught.value.verdict.index == (0, 1)
+    assert torch.equal(module.w, before)
+
+
+def test_synthetic_inputs_have_the_variance_of_randn():
+    options = make_options()
+    options._Popart.set("syntheticDataMode", 2)
+    model = poptorch.inferenceModel(Calls(lambda z: z * 1), options)
+    y = model(torch.zeros(20000, dtype=torch.cfloat))
+    assert abs(y.abs().square().mean() - 1) < 0.05
+    assert abs(y.imag.var() - 0.5) < 0.03

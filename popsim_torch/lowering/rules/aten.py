@@ -129,7 +129,8 @@ def unsupported(node: torch.fx.Node) -> str:
             not isinstance(result, torch.Tensor) or result.dtype not in SCALAR_TYPES
         ):
             given = getattr(result, "dtype", type(result).__name__)
-            return f"gives {given}, which the device does not support."
+            hint = " Convert its operands first: x.float()." if given == torch.complex32 else ""
+            return f"gives {given}, which the device does not support.{hint}"
     return ""
 
 
