@@ -202,8 +202,6 @@ FORMULAS: dict[Any, Formula] = {
     aten.masked_fill.Tensor: _masked_fill,
     aten.maximum.default: _binary("max"),
     aten.minimum.default: _binary("min"),
-    aten._neg_view.default: _unary("neg"),
-    aten._neg_view_copy.default: _unary("neg"),
     aten.mul.Scalar: _binary("mul"),
     aten.mul.Tensor: _binary("mul"),
     aten.pow.Tensor_Scalar: _pow_scalar,
@@ -223,6 +221,7 @@ FORMULAS: dict[Any, Formula] = {
     aten.where.self: _where,
     **{getattr(aten, name).Scalar: rule for name, rule in _COMPARISONS.items()},
     **{getattr(aten, name).Tensor: rule for name, rule in _COMPARISONS.items()},
+    **{getattr(aten, name).default: _unary("neg") for name in ("_neg_view", "_neg_view_copy")},
     **{
         getattr(aten, name).default: _unary(instruction)
         for name, instruction in {

@@ -36,14 +36,7 @@ _AS_VIEW = {
 # Their results are no plain memory: they read memory as another dtype, or with a pending operation
 # on each number. The program has views of another dtype only for complex numbers as pairs.
 _REINTERPRETING = frozenset({aten.view.dtype, aten.view_copy.dtype})
-_PENDING = frozenset(
-    {
-        aten._conj.default,
-        aten._conj_copy.default,
-        aten._neg_view.default,
-        aten._neg_view_copy.default,
-    }
-)
+_PENDING = frozenset({"_conj", "_neg_view"})
 _COPY = "_copy"
 
 
@@ -61,7 +54,7 @@ def _viewing(target: OpOverload) -> OpOverload | None:
 
 
 def _is_view_operator(target: OpOverload) -> bool:
-    if target in _REINTERPRETING or target in _PENDING:
+    if target in _REINTERPRETING or opname(target).removesuffix(_COPY) in _PENDING:
         return False
     if target in _SAME_TENSOR or _viewing(target) is not None:
         return True

@@ -17,10 +17,16 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.graph.traced_tensors import is_traced
 
-_CASTS = {
+
+def _cfloat(tensor: torch.Tensor, **settings: Any) -> torch.Tensor:
+    """Convert to complex64."""
+    return tensor.to(torch.complex64, **settings)
+
+
+_CASTS: dict[str, Callable[..., Any]] = {
     "double": torch.Tensor.float,
     "bfloat16": torch.Tensor.float,
-    "cdouble": torch.Tensor.cfloat,
+    "cdouble": _cfloat,
 }
 # Functions that read memory as another dtype.
 _REINTERPRETS = frozenset({"view"})
