@@ -14,7 +14,7 @@ struct Row {
   int64_t bytes;
 };
 
-constexpr std::array<Row, 10> kRows{{
+constexpr std::array<Row, 11> kRows{{
     {DType::kBool, "bool", 1},
     {DType::kUInt8, "uint8", 1},
     {DType::kInt8, "int8", 1},
@@ -25,6 +25,7 @@ constexpr std::array<Row, 10> kRows{{
     {DType::kBFloat16, "bfloat16", 2},
     {DType::kFloat32, "float32", 4},
     {DType::kFloat64, "float64", 8},
+    {DType::kComplex64, "complex64", 8},
 }};
 
 }  // namespace
@@ -44,6 +45,18 @@ DType dtype_from_name(std::string_view name) {
   throw UserError(join("'", name, "' is not a dtype of the device"));
 }
 
-bool is_floating(DType dtype) { return dtype >= DType::kFloat16; }
+bool is_floating(DType dtype) {
+  return dtype >= DType::kFloat16 && dtype <= DType::kFloat64;
+}
+
+bool is_complex(DType dtype) { return dtype == DType::kComplex64; }
+
+bool is_inexact(DType dtype) { return is_floating(dtype) || is_complex(dtype); }
+
+bool can_view(DType memory, DType as) {
+  if (memory == as) return true;
+  return (is_complex(memory) && as == DType::kFloat32) ||
+         (memory == DType::kFloat32 && is_complex(as));
+}
 
 }  // namespace popsim

@@ -1,4 +1,5 @@
 // The Python bindings of the C++ library: converters and one-line calls.
+#include <pybind11/complex.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>

@@ -13,7 +13,7 @@ namespace {
 bool is_readable(const at::Tensor& tensor) {
   return tensor.layout() == at::kStrided && tensor.is_cpu() &&
          !tensor.is_nested() && !tensor.requires_grad() && !tensor.is_neg() &&
-         tensor.is_contiguous();
+         !tensor.is_conj() && tensor.is_contiguous();
 }
 
 }  // namespace

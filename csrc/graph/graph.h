@@ -4,6 +4,7 @@
 // that it never changes.
 #pragma once
 
+#include <complex>
 #include <cstdint>
 #include <iosfwd>
 #include <map>
@@ -63,8 +64,8 @@ struct TensorListArgument {
 };
 using Argument =
     std::variant<std::monostate, TensorArgument, TensorListArgument, bool,
-                 int64_t, double, std::string, std::vector<bool>,
-                 std::vector<int64_t>, std::vector<double>>;
+                 int64_t, double, std::complex<double>, std::string,
+                 std::vector<bool>, std::vector<int64_t>, std::vector<double>>;
 
 // All arguments of an ATen operator, in the order of its schema.
 struct Arguments {

@@ -20,13 +20,14 @@ void verify_view(const Graph& graph, const Tensor& view) {
   check_internal(std::ranges::all_of(
                      view.strides, [](int64_t stride) { return stride >= 0; }),
                  "verify: view '", view.name, "' has a negative stride");
-  check_internal(
-      lies_within(view.shape, view.strides, view.offset, base.numel()),
-      "verify: view '", view.name, "' ", popsim::to_string(view.shape),
-      " reaches outside of its base '", base.name, "' ",
-      popsim::to_string(base.shape));
-  check_internal(view.dtype == base.dtype, "verify: view '", view.name,
+  check_internal(can_view(base.dtype, view.dtype), "verify: view '", view.name,
                  "' has another dtype than its base");
+  check_internal(lies_within(view.shape, view.strides, view.offset,
+                             base.bytes() / size_in_bytes(view.dtype)),
+                 "verify: view '", view.name, "' ",
+                 popsim::to_string(view.shape),
+                 " reaches outside of its base '", base.name, "' ",
+                 popsim::to_string(base.shape));
 }
 
 void verify_tensor(const Graph& graph, const Tensor& t) {

@@ -22,7 +22,8 @@ int64_t hash_of(const Shape& shape, int64_t seed) {
 }  // namespace
 
 int64_t device_size(DType dtype) {
-  return std::min<int64_t>(size_in_bytes(dtype), 4);
+  const int64_t bytes = size_in_bytes(dtype);
+  return is_complex(dtype) ? bytes : std::min<int64_t>(bytes, 4);
 }
 
 Layouts::Layouts(const graph::Graph& graph, int64_t tiles)

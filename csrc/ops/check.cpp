@@ -285,7 +285,7 @@ class MemoryCheck {
     const Tensor& out = op_.graph().tensor(output);
     return op_.graph().root(input) == op_.graph().root(output) &&
            in.shape == out.shape && in.strides == out.strides &&
-           in.offset == out.offset;
+           in.offset == out.offset && in.dtype == out.dtype;
   }
   // Whether the op reads nothing from that memory, or only an input that it may
   // overwrite.

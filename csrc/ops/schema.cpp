@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array<std::string_view, 6> kTypeNames{
     "bool", "int", "float", "str", "dtype", "arguments"};
-constexpr DType kLastDType = DType::kFloat64;
+constexpr DType kLastDType = DType::kComplex64;
 constexpr std::array<std::string_view, 4> kCountNames{"one", "optional", "any",
                                                       "counted"};
 

@@ -58,7 +58,7 @@ std::vector<BadTensor> NumberLog::bad_among(
     const std::vector<TensorId>& ids, const ops::RunContext& context) const {
   std::vector<BadTensor> bad;
   for (const TensorId id : ids) {
-    if (id == graph::kNoTensor || !is_floating(graph_.tensor(id).dtype)) {
+    if (id == graph::kNoTensor || !is_inexact(graph_.tensor(id).dtype)) {
       continue;
     }
     const at::Tensor numbers = value(id, context);

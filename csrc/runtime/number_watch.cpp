@@ -65,6 +65,10 @@ void for_each_number(const Op& op, const Visit& visit) {
     if (arguments == nullptr) continue;
     for (const graph::Argument& argument : arguments->values) {
       if (const auto* number = std::get_if<double>(&argument)) visit(*number);
+      if (const auto* pair = std::get_if<std::complex<double>>(&argument)) {
+        visit(pair->real());
+        visit(pair->imag());
+      }
       if (const auto* list = std::get_if<std::vector<double>>(&argument)) {
         all(*list);
       }
@@ -139,7 +143,7 @@ NumberWatch::Rule NumberWatch::rule_of(const Op& op) const {
   if (ops::find_op(op.kind).calls_host) return Rule::kNone;
   if (compares({graph_, op})) return Rule::kComparison;
   const bool computes = std::ranges::any_of(op.outputs, [&](TensorId id) {
-    return id != graph::kNoTensor && is_floating(graph_.tensor(id).dtype);
+    return id != graph::kNoTensor && is_inexact(graph_.tensor(id).dtype);
   });
   if (!computes) return Rule::kNone;
   return ops::find_op(op.kind).elementwise ? Rule::kElementwise : Rule::kWhole;
@@ -176,7 +180,7 @@ void NumberWatch::before(const Op& op, const ops::RunContext& context) {
       operands_.push_back(value(id, context).clone());
       continue;
     }
-    if (id == graph::kNoTensor || !is_floating(graph_.tensor(id).dtype) ||
+    if (id == graph::kNoTensor || !is_inexact(graph_.tensor(id).dtype) ||
         is_overwritten(op, id, context)) {
       continue;
     }
@@ -197,7 +201,7 @@ void NumberWatch::after(const Op& op, const ops::RunContext& context) {
     return;
   }
   for (const TensorId id : op.outputs) {
-    if (id == graph::kNoTensor || !is_floating(graph_.tensor(id).dtype)) {
+    if (id == graph::kNoTensor || !is_inexact(graph_.tensor(id).dtype)) {
       continue;
     }
     const at::Tensor values = value(id, context);

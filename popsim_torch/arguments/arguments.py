@@ -212,7 +212,7 @@ class ArgumentSpec:
                 f"Input {name} has requires_grad=True set: it will be detached, and no gradient "
                 "reaches it.",
             )
-        tensor = tensor.detach().as_subclass(torch.Tensor).resolve_neg()
+        tensor = tensor.detach().as_subclass(torch.Tensor).resolve_conj().resolve_neg()
         if not tensor.is_contiguous():
             self._warn(
                 "non-contiguous",
@@ -362,6 +362,7 @@ def _is_ready(tensor: torch.Tensor) -> bool:
         and not tensor.is_nested
         and not tensor.requires_grad
         and not tensor.is_neg()
+        and not tensor.is_conj()
         and tensor.is_contiguous()
     )
 

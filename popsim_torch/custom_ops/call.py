@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -53,8 +54,9 @@ def custom_op(
         UsageTypeError: ``name`` or ``domain`` is not a string, or ``domain_version`` is not an int.
         UsageValueError: ``inputs`` or ``example_outputs`` is not a list of tensors, or an attribute
             has a wrong type.
-        Error: The operator does not exist; its shape rule refuses the inputs, or returns other
-            outputs than the examples; a float is out of the range of float32.
+        Error: The operator does not exist, or gets or gives complex numbers; its shape rule refuses
+            the inputs, or returns other outputs than the examples; a float is out of the range of
+            float32.
     """
     _check_names(name, domain, domain_version)
     _check_tensors("inputs", inputs)
@@ -71,6 +73,8 @@ def custom_op(
     examples = tuple(_type_of(example) for example in example_outputs)
     call = CustomCall(domain, name, domain_version, given, examples)
     if is_registered(call):
+        _check_real("inputs", inputs)
+        _check_real("example_outputs", example_outputs)
         return listener.custom_op(inputs, call)
     composite = built_in(call)
     if composite is None:
@@ -97,6 +101,16 @@ def _check_names(name: object, domain: object, version: object) -> None:
         raise UsageTypeError(
             f"custom_op: domain_version must be an int from 0 on, got {version!r:.100}."
         )
+
+
+def _check_real(what: str, tensors: Sequence[torch.Tensor]) -> None:
+    for position, tensor in enumerate(tensors):
+        if tensor.is_complex():
+            raise Error(
+                f"custom_op: {what}[{position}] has the dtype {tensor.dtype}, which kernels cannot "
+                "get. Pass its numbers as pairs, torch.view_as_real(z), and make complex numbers "
+                "of the results with torch.view_as_complex."
+            )
 
 
 def _check_tensors(what: str, tensors: object) -> None:

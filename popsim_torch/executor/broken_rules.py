@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from popsim_torch.dtypes import dtype_name
+from popsim_torch.dtypes import dtype_name, is_continuous
 from popsim_torch.errors import Error
 from popsim_torch.ir import Graph, Op, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
@@ -17,7 +17,16 @@ from popsim_torch.passes.op_table import op_table
 from popsim_torch.reference import Interpreter
 from popsim_torch.reference.elementwise import INSTRUCTIONS
 
-__all__ = ["FailedOp", "exact_value", "op_title", "rule_of"]
+__all__ = ["FailedOp", "exact_value", "number_of", "op_title", "rule_of"]
+
+
+def number_of(element: torch.Tensor) -> float:
+    """Return an element; of a complex number its bad part, or its size if it has none."""
+    if not element.is_complex():
+        return float(element)
+    parts: list[float] = torch.view_as_real(element.resolve_conj()).tolist()
+    bad = sorted((part for part in parts if not math.isfinite(part)), key=math.isinf)
+    return bad[0] if bad else math.hypot(*parts)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class FailedOp:
     @property
     def value(self) -> float:
         """The bad element."""
-        return float(self.result[self.index])
+        return number_of(self.result[self.index])
 
     @property
     def dtype(self) -> torch.dtype:
@@ -111,7 +120,7 @@ def exact_value(failed: FailedOp) -> float | None:
             if operand is not None:
                 interpreter.write(i, operand)
         interpreter.run()
-        return float(interpreter.read(outputs[failed.output])[failed.index])
+        return number_of(interpreter.read(outputs[failed.output])[failed.index])
     except (Error, RuntimeError, ValueError):
         return None  # operands that the formula of the op refuses
 
@@ -203,7 +212,7 @@ def _size(x: float, name: str, operands: Sequence[float]) -> str:
 
 def _rule_of_whole(failed: FailedOp, exact: float | None) -> str:
     """Return the rule for an op whose elements depend on many."""
-    operands = [x for x in failed.operands if x is not None and x.is_floating_point()]
+    operands = [x for x in failed.operands if x is not None and is_continuous(x.dtype)]
     has_infinity = any(bool(x.isinf().any()) for x in operands)
     is_finite = exact is not None and math.isfinite(exact)
     kind = dtype_name(failed.dtype)

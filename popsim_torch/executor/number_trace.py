@@ -165,6 +165,8 @@ def _gives_infinity(op: Op) -> bool:
 def _numbers(value: Any) -> Iterator[float]:
     if isinstance(value, float):
         yield value
+    elif isinstance(value, complex):
+        yield from (value.real, value.imag)
     elif isinstance(value, list):
         for item in value:
             yield from _numbers(item)

@@ -34,6 +34,7 @@ from popsim_torch.statistics import (
     Statistics,
     fitting,
     merge,
+    of_pairs,
 )
 
 __all__ = ["Observed", "Observer", "observe_program"]
@@ -170,6 +171,8 @@ def _united(tensor: Tensor, name: str, requests: Iterable[Request]) -> tuple[Req
             f"Options.observe: {' and '.join(map(str, axes.values()))} are asked for of '{name}'. "
             "A tensor has statistics of channels of one axis: select it in one of the calls only."
         )
+    if tensor.dtype.is_complex:
+        return of_pairs(found.values(), len(tensor.shape))
     return tuple(found.values())
 
 
@@ -374,7 +377,7 @@ def _decoders(graph: Graph, block: ObservedBlock) -> list[Decoder]:
     """Return a decoder for each vector of an element."""
     found: dict[int, Decoder] = {}
     for one, number in zip(block.tensors, block.vectors, strict=True):
-        shape = graph.tensors[graph.names[one.name]].shape
+        shape = graph.tensors[graph.names[one.name]].shape_of_numbers
         found.setdefault(number, Decoder(one.requests, shape))
     return [found[number] for number in range(len(block.lengths))]
 

@@ -11,7 +11,13 @@ import torch
 
 from popsim_torch import _native
 from popsim_torch.dtypes import dtype_name
-from popsim_torch.executor.broken_rules import FailedOp, exact_value, op_title, rule_of
+from popsim_torch.executor.broken_rules import (
+    FailedOp,
+    exact_value,
+    number_of,
+    op_title,
+    rule_of,
+)
 from popsim_torch.executor.build import build_executable
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.host_code import HostCode
@@ -226,7 +232,7 @@ class Replayer:
         value = self._value_before(iteration, origin, tensor)
         source = self._source(tensor)
         index = () if value is None else _first_bad(value)
-        number = math.nan if value is None else float(value[index])
+        number = math.nan if value is None else number_of(value[index])
         name = _name(graph, tensor, None)
         what = "NaN" if math.isnan(number) else "the infinity"
         place = f" at element ({', '.join(map(str, index))})" if index else ""
@@ -337,7 +343,8 @@ def _operand_name(graph: Graph, tensor: Tensor, op: Op) -> str:
 
 
 def _numbers(name: str, values: torch.Tensor, element: float | None) -> OperandNumbers:
-    wide = values.to(torch.float64).reshape(-1)
+    real = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
+    wide = real.to(torch.float64).reshape(-1)
     finite = wide[wide.isfinite()]
     some = finite.numel() > 0
     return OperandNumbers(

@@ -61,7 +61,7 @@ def from_host(
             dtype = torch.float64 if one.dtype == torch.float64 else torch.float32
             held = torch.as_tensor(value).detach()
             if held.is_complex():
-                dtype = held.dtype
+                dtype = torch.complex64
             wide = held.to("cpu", dtype, copy=True)
             values[one.kind] = wide.reshape(1) if one.kind == "Step" else wide
     return values

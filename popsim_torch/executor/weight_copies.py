@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.errors import Error
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.optimizer_use import OptimizerUse
@@ -108,7 +109,7 @@ class WeightCopies:
                     f"Options.updatableNamedBuffers: the model has no buffer '{name}'. It has "
                     f"{', '.join(sorted(buffers)) or 'none'}."
                 )
-            if not buffers[name].is_floating_point() and name not in counters:
+            if not is_continuous(buffers[name].dtype) and name not in counters:
                 raise Error(
                     f"Options.updatableNamedBuffers: the buffer '{name}' of dtype "
                     f"{buffers[name].dtype} is a constant of the compiled model, because it is not "

@@ -102,6 +102,7 @@ class ElementKind:
                 or not leaf.is_cpu
                 or leaf.requires_grad
                 or leaf.is_neg()
+                or leaf.is_conj()
                 or leaf.shape != shape
             ):
                 return None
@@ -117,7 +118,8 @@ def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Return a tensor in the form that the ring needs."""
     if tensor.is_meta:
         raise UsageTypeError(f"InfeedQueue: {where} has no values (device 'meta').")
-    return tensor.detach().to("cpu", held_dtype(tensor.dtype)).resolve_neg().contiguous()
+    held = tensor.detach().to("cpu", held_dtype(tensor.dtype))
+    return held.resolve_conj().resolve_neg().contiguous()
 
 
 class Producer:

@@ -104,6 +104,24 @@ def _labels(arguments: list[Any]) -> str | None:
     return None if fits else f"with labels of {tuple(labels.shape)} for {tuple(x.shape)}"
 
 
+def _transform(arguments: list[Any]) -> str | None:
+    """Return the problem with a Fourier transform: its axes must exist, each once."""
+    x, axes, norm = arguments[:3]
+    rank = x.dim()
+    places = [axis % rank if -rank <= axis < rank else None for axis in axes] if rank else [None]
+    if None in places or len(set(places)) < len(places) or not places:
+        return f"along the axes {axes} of a tensor of {rank}"
+    return None if norm in (0, 1, 2) else f"with the norm {norm}"
+
+
+def _transform_to_real(arguments: list[Any]) -> str | None:
+    """Return the problem with a transform to real numbers, of which half the numbers are given."""
+    x, axes, _, size = arguments
+    given = x.shape[axes[-1]]
+    fits = size >= 1 and given == size // 2 + 1
+    return None if fits else f"to {size} numbers from {given}"
+
+
 def _shape_checks() -> Iterator[tuple[str, Check]]:
     aten: Any = torch.ops.aten
     for name in ("_softmax", "_log_softmax"):
@@ -137,6 +155,9 @@ def _shape_checks() -> Iterator[tuple[str, Check]]:
             lambda _, sizes, *rest: aten.unfold.default(torch.empty(sizes, device="meta"), *rest)
         ),
     )
+    yield "_fft_c2c", _transform
+    yield "_fft_r2c", _transform
+    yield "_fft_c2r", _all(_transform, _transform_to_real)
     yield "native_batch_norm_backward", _batch_norm_vectors
     yield "_pdist_backward", _all(_has_elements, _distances)
     yield "nll_loss_backward", _labels

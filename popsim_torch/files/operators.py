@@ -41,21 +41,22 @@ def _names(text: str) -> frozenset[str]:
 
 # One element of each operand gives one element of the result.
 _ELEMENTWISE = _names("""
-    __and__ __lshift__ __or__ __rshift__ __xor__
-    _prelu_kernel _prelu_kernel_backward abs acos acosh add addcdiv addcmul angle asin asinh atan
-    atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
-    bitwise_xor bucketize ceil celu clamp clamp_max clamp_min copysign cos cosh deg2rad digamma div
-    elu elu_backward eq erf erfc erfinv exp exp2 expm1 floor floor_divide fmax fmin fmod frac frexp
-    gcd ge gelu gelu_backward gt hardshrink hardshrink_backward hardsigmoid hardsigmoid_backward
-    hardswish hardswish_backward hardtanh hardtanh_backward heaviside hypot i0 igamma igammac
-    isfinite isin isinf isnan isneginf isposinf lcm ldexp le leaky_relu leaky_relu_backward lerp
-    lgamma log log10 log1p log2 log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2
-    logical_and logical_not logical_or logical_xor logit logit_backward lt masked_fill maximum
-    minimum mish mish_backward mul mvlgamma nan_to_num native_dropout_backward ne neg nextafter
-    polygamma positive pow rad2deg reciprocal relu remainder round rrelu_with_noise_backward rsqrt
-    rsub searchsorted sgn sigmoid sigmoid_backward sign signbit silu silu_backward sin sinc sinh
-    softplus softplus_backward softshrink softshrink_backward special_airy_ai special_bessel_j0
-    special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
+    __and__ __lshift__ __or__ __rshift__ __xor__ _conj _conj_copy _conj_physical _neg_view
+    _neg_view_copy _prelu_kernel _prelu_kernel_backward abs acos acosh add addcdiv addcmul angle
+    asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor bucketize ceil celu clamp clamp_max clamp_min complex
+    conj_physical copysign cos cosh deg2rad digamma div elu elu_backward eq erf erfc erfinv exp exp2
+    expm1 floor floor_divide fmax fmin fmod frac frexp gcd ge gelu gelu_backward gt hardshrink
+    hardshrink_backward hardsigmoid hardsigmoid_backward hardswish hardswish_backward hardtanh
+    hardtanh_backward heaviside hypot i0 igamma igammac isfinite isin isinf isnan isneginf isposinf
+    lcm ldexp le leaky_relu leaky_relu_backward lerp lgamma log log10 log1p log2
+    log_sigmoid_backward log_sigmoid_forward logaddexp logaddexp2 logical_and logical_not logical_or
+    logical_xor logit logit_backward lt masked_fill maximum minimum mish mish_backward mul mvlgamma
+    nan_to_num native_dropout_backward ne neg nextafter polar polygamma positive pow rad2deg
+    reciprocal relu remainder round rrelu_with_noise_backward rsqrt rsub searchsorted sgn sigmoid
+    sigmoid_backward sign signbit silu silu_backward sin sinc sinh softplus softplus_backward
+    softshrink softshrink_backward special_airy_ai special_bessel_j0 special_bessel_j1
+    special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
     special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
     special_entr special_erfcx special_hermite_polynomial_h special_hermite_polynomial_he
     special_i0e special_i1 special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p
@@ -113,18 +114,20 @@ _LAYERS = _names("""
     upsample_trilinear3d_backward
 """)
 
-# Products and decompositions of matrices.
+# Products and decompositions of matrices, and Fourier transforms.
 _MATRICES = _names("""
-    _linalg_check_errors _linalg_det _linalg_eigh _linalg_slogdet _linalg_solve_ex _linalg_svd
-    _trilinear addbmm addmm addmv addr baddbmm bmm cholesky cholesky_inverse cholesky_solve dot
-    linalg_cholesky_ex linalg_cross linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex
-    linalg_lu linalg_lu_factor_ex linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular mm
-    mv ormqr triangular_solve vdot
+    _fft_c2c _fft_c2r _fft_r2c _linalg_check_errors _linalg_det _linalg_eigh _linalg_slogdet
+    _linalg_solve_ex _linalg_svd _trilinear addbmm addmm addmv addr baddbmm bmm cholesky
+    cholesky_inverse cholesky_solve dot linalg_cholesky_ex linalg_cross linalg_eig linalg_eigvals
+    linalg_householder_product linalg_inv_ex linalg_ldl_factor_ex linalg_lu linalg_lu_factor_ex
+    linalg_matrix_exp linalg_pinv linalg_qr linalg_solve_triangular mm mv ormqr triangular_solve
+    vdot
 """)
 
 # These draw random numbers, from the generator of the device.
 _RANDOM = _names("""
-    bernoulli cauchy exponential geometric log_normal multinomial native_dropout normal poisson
+    bernoulli cauchy exponential geometric log_normal multinomial native_dropout normal
+    normal_functional poisson
     randint randint_like randperm rrelu_with_noise_functional uniform
 """)
 

@@ -82,6 +82,7 @@ Argument = (
     | bool
     | int
     | float
+    | complex
     | str
     | list[bool]
     | list[int]
@@ -138,6 +139,11 @@ class Tensor:
         return (max(groups) + 1, *self.shape) if groups else self.shape
 
     @property
+    def shape_of_numbers(self) -> tuple[int, ...]:
+        """The shape of the real numbers: complex numbers are pairs along a new last axis."""
+        return (*self.shape, 2) if self.dtype.is_complex else self.shape
+
+    @property
     def numel(self) -> int:
         """The number of elements."""
         return math.prod(self.shape)
@@ -160,12 +166,15 @@ class Tensor:
         return order
 
     def covers(self, root: Tensor) -> bool:
-        """Return whether the tensor is its whole memory, in order, maybe in another shape.
+        """Return whether the tensor is its whole memory, in order and of its dtype.
+
+        The shape may be another one.
 
         Args:
             root: The tensor that owns the memory.
         """
-        return self.is_contiguous and self.offset == 0 and self.numel == root.numel
+        same = self.dtype == root.dtype and self.numel == root.numel
+        return same and self.is_contiguous and self.offset == 0
 
 
 @dataclass(slots=True)
@@ -258,6 +267,7 @@ class Graph:
         offset: int,
         *,
         role: Role = Role.VALUE,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """Add a view of the memory of ``source``.
 
@@ -267,12 +277,14 @@ class Graph:
             strides: Strides of the view, in elements.
             offset: Number of elements from the start of the memory (not of ``source``).
             role: The role of the view in the user's model.
+            dtype: The dtype of the view, in whose elements strides and offset count; None for that
+                of ``source``. Complex numbers may be viewed as pairs of real ones, and vice versa.
         """
         root = self.root(source)
         tensor = Tensor(
             len(self.tensors),
             TensorKind.VIEW,
-            source.dtype,
+            dtype or source.dtype,
             tuple(int(size) for size in shape),
             tuple(int(stride) for stride in strides),
             base=root.id,
@@ -282,6 +294,30 @@ class Graph:
         )
         self.tensors.append(tensor)
         return tensor
+
+    def as_real(self, tensor: Tensor) -> Tensor:
+        """Return the view of complex numbers as pairs, along a new last axis; others unchanged."""
+        if not tensor.dtype.is_complex:
+            return tensor
+        return self.add_view(
+            tensor,
+            tensor.shape_of_numbers,
+            (*(2 * stride for stride in tensor.strides), 1),
+            2 * tensor.offset,
+            role=tensor.role,
+            dtype=tensor.dtype.to_real(),
+        )
+
+    def as_complex(self, pairs: Tensor) -> Tensor:
+        """Return the view of contiguous pairs, along the last axis, as complex numbers."""
+        return self.add_view(
+            pairs,
+            pairs.shape[:-1],
+            (stride // 2 for stride in pairs.strides[:-1]),
+            pairs.offset // 2,
+            role=pairs.role,
+            dtype=pairs.dtype.to_complex(),
+        )
 
     def add_op(
         self,

@@ -284,8 +284,8 @@ def _as_inputs(
     """Return captured tensors, which are the last inputs, in the dtypes of the device."""
     return [
         tensor
-        if tensor.dtype is dtype and tensor.is_contiguous()
-        else tensor.to(dtype).contiguous()
+        if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_conj()
+        else tensor.to(dtype).resolve_conj().contiguous()
         for tensor, dtype in zip(captured, dtypes[-len(captured) :], strict=True)
     ]
 

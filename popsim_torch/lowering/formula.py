@@ -166,6 +166,15 @@ class FormulaLowering:
         gradient = self._values[node]
         if scale is None and gradient.dtype == dtype:
             return
+        if gradient.dtype.is_complex:
+            graph, own = self._builder.graph, MapCode()
+            pairs = graph.as_real(gradient)
+            result = own("div", own.value(pairs), own.value(scale)) if scale else own.value(pairs)
+            quotient = emit_map(
+                self._builder, own, own("copy", result), pairs.dtype, pairs.shape, self._place
+            )
+            self._values[node] = graph.as_complex(quotient)
+            return
         if gradient.shape and gradient.shape != self._shape:
             own = MapCode()
             result = own.value(gradient) if scale is None else own("div", gradient, scale)

@@ -63,8 +63,10 @@ class GradientQueues:
         if element.divisor == 1:
             return found
         code, place = MapCode(), Place(Phase.UPDATE, 0, names.gradient(parameter))
-        mean = code("div", found, element.divisor)
-        return emit_map(self._builder, code, mean, found.dtype, found.shape, place)
+        total = self._builder.graph.as_real(found)
+        mean = code("div", total, element.divisor)
+        mean_of = emit_map(self._builder, code, mean, total.dtype, total.shape, place)
+        return self._builder.graph.as_complex(mean_of) if found.dtype.is_complex else mean_of
 
     def _own_accumulator(self, parameter: str) -> Tensor:
         """Accumulate gradients separately, because the update adds them to the velocity."""
@@ -72,14 +74,13 @@ class GradientQueues:
         written = self._builder.written_in(gradient)
         place = Place(Phase.BACKWARD, 0 if written is None else written[1], _NAME)
         graph = self._builder.graph
-        total = graph.add_tensor(
-            TensorKind.VARIABLE, torch.float32, gradient.shape, role=Role.ACCUMULATOR
-        )
+        dtype = gradient.dtype if gradient.dtype.is_complex else torch.float32
+        total = graph.add_tensor(TensorKind.VARIABLE, dtype, gradient.shape, role=Role.ACCUMULATOR)
         whole = graph.add_view(total, total.shape, total.strides, total.offset)
         self._builder.op(
             "accumulate",
-            [gradient, total],
-            [whole],
+            [graph.as_real(gradient), graph.as_real(total)],
+            [graph.as_real(whole)],
             {"running": False},
             place=place,
             after=gradient,

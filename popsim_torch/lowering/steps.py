@@ -103,7 +103,8 @@ class StepLowering:
             root = graph.root(tensor).id
             if root not in copies:
                 copies[root] = self._copy(changing[root], place)
-            return graph.add_view(copies[root], tensor.shape, tensor.strides, tensor.offset)
+            seen = tensor.shape, tensor.strides, tensor.offset
+            return graph.add_view(copies[root], *seen, dtype=tensor.dtype)
 
         for node, value in builder.values.items():
             parts = value if isinstance(value, list) else [value]

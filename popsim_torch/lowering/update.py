@@ -1,4 +1,8 @@
-"""Lowers an optimizer plan: accumulation and weight updates."""
+"""Lowers an optimizer plan: accumulation and weight updates.
+
+The ops of updates work with real numbers. They see complex weights, gradients and states as pairs,
+as the optimizers of PyTorch do.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.ir import Phase, Program, Role, Tensor, TensorKind, names
+from popsim_torch.ir import Attribute, Phase, Program, Role, Tensor, TensorKind, names
 from popsim_torch.lowering.emit.builder import Builder, Place
 from popsim_torch.lowering.emit.maps import cast
 from popsim_torch.lowering.formula import FormulaLowering
@@ -97,7 +101,8 @@ class UpdateLowering:
         for update in at_end:
             if self._loss_scale is not None:
                 gradient = self._gradients[update.parameter]
-                self._loss_scale.observe(gradient, names.gradient(update.parameter))
+                seen = self._builder.graph.as_real(gradient)
+                self._loss_scale.observe(seen, names.gradient(update.parameter))
             for accumulation in update.accumulations:
                 self._accumulate(update.parameter, accumulation)
         if plan.replicas > 1:
@@ -175,7 +180,7 @@ class UpdateLowering:
         scalars = (self._scalar(s, place.phase, place.stage) for s in accumulation.scalars)
         inputs = [gradient, state, *scalars]
         out = self._whole(state, accumulation.output)
-        self._builder.op(
+        self._op(
             accumulation.kind,
             inputs,
             [out],
@@ -196,7 +201,7 @@ class UpdateLowering:
         groups = [
             group for total in found.values() for group in total.replica_groups or (0,) * here
         ]
-        self._builder.op(
+        self._op(
             "all_reduce",
             list(found.values()),
             [self._whole(total, name) for name, total in found.items()],
@@ -214,7 +219,7 @@ class UpdateLowering:
         norm = self._builder.value(torch.float32, ())
         self._builder.graph.set_name(norm, place.name)
         inputs = [*gradients, self._scalar(plan.loss_scaling)]
-        self._builder.op("gradient_norm", inputs, [norm], dict(plan.norm_attributes), place=place)
+        self._op("gradient_norm", inputs, [norm], dict(plan.norm_attributes), place=place)
         return norm
 
     def _update(
@@ -235,14 +240,33 @@ class UpdateLowering:
             outputs.append(self._whole(state, name, named=named))
         if named:
             outputs += self._terms(update, weight)
-        self._builder.op(update.kind, inputs, outputs, dict(update.attributes), place=place)
+        self._op(update.kind, inputs, outputs, dict(update.attributes), place=place)
+
+    def _op(
+        self,
+        kind: str,
+        inputs: Sequence[Tensor | None],
+        outputs: Sequence[Tensor | None],
+        attributes: Mapping[str, Attribute],
+        *,
+        place: Place,
+        after: Tensor | None = None,
+    ) -> None:
+        """Add an op that sees complex numbers as pairs."""
+
+        def pairs(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+            as_real = self._builder.graph.as_real
+            return [None if tensor is None else as_real(tensor) for tensor in tensors]
+
+        self._builder.op(kind, pairs(inputs), pairs(outputs), attributes, place=place, after=after)
 
     def _terms(self, update: ParameterUpdate, weight: Tensor) -> list[Tensor | None]:
         """Return the outputs for the terms of an update, up to the last one that is requested."""
         terms: list[Tensor | None] = []
         for term in update.terms:
             shape = weight.shape if term.per_element else ()
-            value = functools.partial(self._builder.value, torch.float32, shape)
+            dtype = torch.complex64 if shape and weight.dtype.is_complex else torch.float32
+            value = functools.partial(self._builder.value, dtype, shape)
             terms.append(self._offer(term.name, value))
         while terms and terms[-1] is None:
             terms.pop()

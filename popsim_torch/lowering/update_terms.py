@@ -34,8 +34,11 @@ def velocity_so_far(
         dampening: The factor of the gradients.
         place: The place at which the gradient is complete.
     """
+    graph = builder.graph
+    seen, change = graph.as_real(velocity), graph.as_real(gradient)
     code = MapCode()
     # The same operations in which the kernels add a gradient to a velocity, so the bits are the
     # same.
-    so_far = code("add", velocity, code("mul", dampening, gradient))
-    return emit_map(builder, code, so_far, torch.float32, velocity.shape, place)
+    so_far = code("add", seen, code("mul", dampening, change))
+    result = emit_map(builder, code, so_far, torch.float32, seen.shape, place)
+    return graph.as_complex(result) if velocity.dtype.is_complex else result

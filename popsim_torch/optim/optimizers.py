@@ -428,20 +428,26 @@ class LAMB(_MomentOptimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._step_one(parameter, parameter.grad.float(), group)
+                    self._step_one(parameter, parameter.grad, group)
         return loss
 
     def _step_one(
         self, parameter: torch.Tensor, gradient: torch.Tensor, group: Mapping[str, Any]
     ) -> None:
         state = self.state[parameter]
+        wide = torch.complex64 if parameter.is_complex() else torch.float32
         if not state:
             state["step"] = 0
-            state["exp_avg"] = torch.zeros_like(gradient)
-            state["exp_avg_sq"] = torch.zeros_like(gradient)
+            state["exp_avg"] = torch.zeros_like(gradient, dtype=wide)
+            state["exp_avg_sq"] = torch.zeros_like(gradient, dtype=wide)
         state["step"] += 1
         beta1, beta2 = group["betas"]
         first, second = state["exp_avg"], state["exp_avg_sq"]
+        gradient = gradient.to(wide).resolve_conj()
+        if parameter.is_complex():  # as pairs of numbers
+            gradient, first, second, parameter = map(
+                torch.view_as_real, (gradient, first, second, parameter.detach())
+            )
         first.mul_(beta1).add_(gradient, alpha=1 - beta1)
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         if self.bias_correction:

@@ -167,6 +167,10 @@ class State:
             return self.given.detach().to("cpu", self.dtype)
         if self.initial_from is not None:
             return self.initial_from.of(weight).to(self.dtype)
+        if self.dtype.is_complex and self.shape is None:  # states of pairs of numbers
+            pairs = torch.view_as_real(weight.detach().to("cpu", self.dtype).resolve_conj())
+            real = dataclasses.replace(self, dtype=torch.float32)
+            return torch.view_as_complex(real.initial_value(pairs))
         shape = self.shape_for(weight.shape)
         value = torch.full(shape, self.initial, dtype=torch.float32, device="cpu")
         if self.initial_per_weight:

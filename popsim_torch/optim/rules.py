@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from popsim_torch.errors import Error
 from popsim_torch.ir import names
 from popsim_torch.optim.plan import (
     Accumulation,
@@ -125,7 +126,19 @@ class Target:
         initial_per_weight: float = 0.0,
         scale: float = 1.0,
     ) -> State:
-        """Make a state with the shape of this parameter; with dtype None also its dtype."""
+        """Make a state with the shape of this parameter; with dtype None also its dtype.
+
+        Raises:
+            Error: The state of a complex parameter would have half precision.
+        """
+        if self.dtype.is_complex:
+            if dtype == torch.float16:
+                raise Error(
+                    f"The optimizer or the options ask for a state of {dtype} for the parameter "
+                    f"'{self.name}', which is complex; the device has no complex numbers of half "
+                    "precision. Ask for torch.float32: the state is torch.complex64 then."
+                )
+            dtype = self.dtype
         return State(
             names.state(kind, self.name),
             kind,

@@ -75,7 +75,7 @@ def watched_tensors(program: Program, *, training: bool) -> WatchedTensors:
     outputs += [loss for loss, _ in _losses(program)]
     per_micro_batch = _written(graph, _PER_MICRO_BATCH)
     updates = list(_updates(graph))
-    changed = {root.id for op in updates for root in graph.roots(op.outputs)}
+    changed = {i for op in updates for i in _changed_by(graph, op)}
     gradients = [
         i
         for op in updates
@@ -90,7 +90,7 @@ def watched_tensors(program: Program, *, training: bool) -> WatchedTensors:
         tuple(
             i
             for i in sorted(changed)
-            if tensors[i].kind == TensorKind.VARIABLE and tensors[i].dtype in _DTYPES
+            if graph.root_of(i).kind == TensorKind.VARIABLE and tensors[i].dtype in _DTYPES
         ),
         tuple(_around(graph, [op for op in graph.ops if _is_early_update(op)])),
     )
@@ -113,7 +113,12 @@ def add_checks(program: Program, *, training: bool, num_processes: int = 1) -> i
     watched = watched_tensors(program, training=training)
     alone = num_processes == 1 or not training
     before = {
-        id(op): _check(op.phase, op.stage, [op.inputs[0]], name="check of an output")
+        id(op): _check(
+            op.phase,
+            op.stage,
+            [graph.as_real(graph.tensors[op.inputs[0]]).id],
+            name="check of an output",
+        )
         for op in _returned_outputs(program, training=training)
         if alone and op.inputs[0] in watched.outputs
     }
@@ -142,7 +147,8 @@ def _returned_outputs(program: Program, *, training: bool) -> Iterator[Op]:
     for op in program.returns[: len(program.outputs)]:
         tensor = program.graph.tensors[op.inputs[0]]
         is_number = tensor.numel == 1 or not training
-        if is_number and tensor.dtype in _DTYPES and op.phase in _PER_MICRO_BATCH:
+        is_inexact = tensor.dtype in _DTYPES or tensor.dtype.is_complex
+        if is_number and is_inexact and op.phase in _PER_MICRO_BATCH:
             yield op
 
 
@@ -206,18 +212,27 @@ def _add_last_check(ops: list[Op], graph: Graph, watched: WatchedTensors) -> Non
 
 def _around(graph: Graph, updates: Sequence[Op]) -> Iterator[int]:
     """Yield what updates read and change, without hyper-parameters."""
-    changed = {root.id for op in updates for root in graph.roots(op.outputs)}
+    changed = {i for op in updates for i in _changed_by(graph, op)}
+    roots = {root.id for op in updates for root in graph.roots(op.outputs)}
     read = [
         i
         for op in updates
         for i in op.inputs
         if i != NO_TENSOR
-        and graph.root_of(i).id not in changed
+        and graph.root_of(i).id not in roots
         and graph.root_of(i).role != Role.HYPER_PARAMETER
     ]
     for i in _without_repeats(graph, [*read, *sorted(changed)]):
         if graph.tensors[i].dtype in _DTYPES:
             yield i
+
+
+def _changed_by(graph: Graph, op: Op) -> Iterator[int]:
+    """Yield the owners of the memory that an op writes; for complex numbers the views as pairs."""
+    for i in op.outputs:
+        if i != NO_TENSOR:
+            root = graph.root_of(i)
+            yield i if root.dtype.is_complex else root.id
 
 
 def _written(graph: Graph, phases: Iterable[Phase]) -> set[int]:

@@ -149,7 +149,7 @@ class _Block:
             one: The tensor.
             position: The index of the op before.
         """
-        tensor = self._graph.tensors[self._graph.names[one.name]]
+        tensor = self._graph.as_real(self._graph.tensors[self._graph.names[one.name]])
         key = (position, self._values_of(tensor, one.requests), frozenset(one.requests))
         number = self._known.setdefault(key, len(self._vectors))
         self._tensors.append(one)

@@ -39,7 +39,9 @@ class Places:
         if producer is not None and producer.phase != Phase.SETUP:
             return self.uses.position(producer), producer.phase, producer.stage
         position, phase, stage = self.complete(tensor)
-        if self._graph.root(tensor).kind != TensorKind.VARIABLE or not writers:
+        root = self._graph.root(tensor)
+        is_kept = root.role == Role.VALUE  # a value that stays until an anchor reads it
+        if root.kind != TensorKind.VARIABLE or is_kept or not writers:
             return position, phase, stage
         if phase != Phase.FORWARD:
             return self._last_setup(), Phase.FORWARD, 0

@@ -133,7 +133,8 @@ class _Rebuilding:
             root = self._copy_of(self._graph.root(tensor))
             if tensor.id in self._copies:  # made with its root, because it has a name
                 return self._copies[tensor.id]
-            copy = self._graph.add_view(root, tensor.shape, tensor.strides, tensor.offset)
+            place = tensor.shape, tensor.strides, tensor.offset
+            copy = self._graph.add_view(root, *place, dtype=tensor.dtype)
         else:
             copy = self._graph.add_tensor(TensorKind.VALUE, tensor.dtype, tensor.shape)
         self._copies[tensor.id] = copy

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import math
 from typing import Any
 
 import torch
 
-from popsim_torch.dtypes import dtype_name
+from popsim_torch.dtypes import dtype_name, is_continuous
 from popsim_torch.ir import Op, Phase, Program, Tensor, TensorKind, Uses
 
 
@@ -27,10 +28,10 @@ _FIRST_STREAM = 2**30
 def make_inputs(program: Program, data: SyntheticData) -> None:
     """Make a program draw its inputs, in place.
 
-    Floating-point inputs get normally distributed numbers, new ones for every micro-batch and keyed
-    like other random numbers; or zeros. Other inputs are 0 and False, which every embedding table
-    and every loss accepts, except ``ctc_loss`` with concatenated targets, whose lengths must add
-    up.
+    Real and complex inputs get normally distributed numbers, new ones for every micro-batch and
+    keyed like other random numbers; or zeros. Other inputs are 0 and False, which every embedding
+    table and every loss accepts, except ``ctc_loss`` with concatenated targets, whose lengths must
+    add up.
 
     Args:
         program: The program; its inputs become values and constants. Changes that forward makes to
@@ -43,10 +44,14 @@ def make_inputs(program: Program, data: SyntheticData) -> None:
     draws = []
     inputs = [t for t in program.graph.tensors if t.kind == TensorKind.INPUT]
     for position, tensor in enumerate(inputs):
-        if data == SyntheticData.NORMAL and tensor.dtype.is_floating_point:
+        if data == SyntheticData.NORMAL and is_continuous(tensor.dtype):
             stages = [op.stage for op in uses.readers(tensor.id) if op.phase == Phase.FORWARD]
             tensor.kind = TensorKind.VALUE
-            draws.append(_draw(tensor, _FIRST_STREAM + position, min(stages, default=0)))
+            stream, stage = _FIRST_STREAM + position, min(stages, default=0)
+            draw = _draw(program.graph.as_real(tensor), stream, stage)
+            if tensor.dtype.is_complex:  # whose two parts have the variance together
+                draw.attributes["std"] = math.sqrt(0.5)
+            draws.append(draw)
         else:
             tensor.kind = TensorKind.CONSTANT
             tensor.value = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")

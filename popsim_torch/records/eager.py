@@ -25,7 +25,15 @@ from popsim_torch.records.tensors import (
     RecordedTensor,
 )
 from popsim_torch.records.writer import RunWriter
-from popsim_torch.statistics import Fingerprint, Moments, Request, Sample, fitting, statistics_of
+from popsim_torch.statistics import (
+    Fingerprint,
+    Moments,
+    Request,
+    Sample,
+    fitting,
+    of_pairs,
+    statistics_of,
+)
 
 __all__ = ["eager_record"]
 
@@ -275,8 +283,12 @@ class _Recorder:
                     )
                 ]
             )
+        requests = fitting(self._requests, values.dim())
+        if values.is_complex():
+            requests = of_pairs(requests, values.dim())
+            values = torch.view_as_real(values.resolve_conj())
         with torch.no_grad():
-            statistics = statistics_of(values, *fitting(self._requests, values.dim()))
+            statistics = statistics_of(values, *requests)
         record = Record(described.name, self._step, micro_batch, 0, statistics)
         self._records[described.name, micro_batch] = record
 

@@ -24,6 +24,13 @@ def op(function: OpFunction) -> OpFunction:
     return function
 
 
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of wide runs for values of a dtype of the program."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
 def grad_of(function: Callable[..., torch.Tensor], x: torch.Tensor, grad: Any) -> torch.Tensor:
     """Return the gradient of a function at ``x`` from the gradient of its result."""
     with torch.enable_grad():
@@ -96,12 +103,12 @@ class Run:
 
     def held(self, dtype: torch.dtype) -> torch.dtype:
         """Return the dtype that stores values of the program's ``dtype``."""
-        return torch.float64 if self.wide and dtype.is_floating_point else dtype
+        return widened(dtype) if self.wide else dtype
 
     def computed(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor in the dtype of computations: float32 for float16 and bfloat16."""
         if self.wide:
-            return x.to(torch.float64) if x.is_floating_point() else x
+            return x.to(widened(x.dtype))
         return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 

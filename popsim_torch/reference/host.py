@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from popsim_torch.anchors import kept_micro_batches
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error
 from popsim_torch.ir import TensorArgument, TensorListArgument
 from popsim_torch.private_torch.operators import schema_of
-from popsim_torch.reference.call import Call, op
+from popsim_torch.reference.call import Call, op, widened
 from popsim_torch.reference.draws import mix_seed
 
 
@@ -28,8 +29,8 @@ def anchor(call: Call, x: Tensor) -> None:
     value = call.stored[0]
     assert value is not None
     if mode == OutputMode.Sum:
-        sums, exact = call.run.record.sums, value.is_floating_point()
-        total = value.to(torch.float64 if exact else torch.int64) * (last - first + 1)
+        sums, kept = call.run.record.sums, widened(value.dtype)
+        total = value.to(kept if is_continuous(kept) else torch.int64) * (last - first + 1)
         sums[call["buffer"]] = entries[0] = sums.get(call["buffer"], 0) + total
         return
     iterations, steps = kept_micro_batches(

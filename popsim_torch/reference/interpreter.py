@@ -13,7 +13,7 @@ from popsim_torch.enums import OutputMode
 from popsim_torch.errors import Error, InternalError, closest_names
 from popsim_torch.ir import Graph, LoopCounts, Op, Phase, Program, Tensor, TensorKind
 from popsim_torch.ir.graph import NO_TENSOR
-from popsim_torch.reference.call import OPS, Call, Foreign, Position, Record, Run
+from popsim_torch.reference.call import OPS, Call, Foreign, Position, Record, Run, widened
 
 
 class Memory:
@@ -53,11 +53,11 @@ class Memory:
                     f"reference: '{tensor.name}' ({tensor_id}) is read and was never written"
                 )
             self._flat[root.id] = torch.zeros(root.numel, dtype=self._dtype(root))
-        return self._flat[root.id].as_strided(tensor.shape, tensor.strides, tensor.offset)
+        flat = self._flat[root.id].view(self._dtype(tensor))
+        return flat.as_strided(tensor.shape, tensor.strides, tensor.offset)
 
     def _dtype(self, tensor: Tensor) -> torch.dtype:
-        wide = self._wide and tensor.dtype.is_floating_point
-        return torch.float64 if wide else tensor.dtype
+        return widened(tensor.dtype) if self._wide else tensor.dtype
 
 
 def run_op(op: Op, graph: Graph, memory: Memory, run: Run) -> None:
@@ -291,7 +291,7 @@ class Interpreter:
         mode, period = OutputMode[attributes["mode"]], attributes["period"]
         count = num_returned(mode, period, *sizes, any_period=True)
         dtype = getattr(torch, attributes["dtype"])
-        dtype = torch.float64 if self._wide and dtype.is_floating_point else dtype
+        dtype = widened(dtype) if self._wide else dtype
         whole = torch.zeros((count, *shape), dtype=dtype)
         for number, entry in self.record.returns.get(attributes["buffer"], {}).items():
             whole[number] = entry

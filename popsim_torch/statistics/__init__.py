@@ -15,6 +15,7 @@ from popsim_torch.statistics.requests import (
     Sample,
     TopK,
     fitting,
+    of_pairs,
 )
 from popsim_torch.statistics.results import Statistics
 from popsim_torch.statistics.vectors import (
@@ -47,5 +48,6 @@ __all__ = [
     "fitting",
     "length_of",
     "merge",
+    "of_pairs",
     "statistics_of",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from popsim_torch.errors import UsageTypeError, UsageValueError
@@ -134,6 +134,19 @@ def fitting(requests: Iterable[Request], num_axes: int) -> tuple[Request, ...]:
     """Return the requests without those for channels of an axis that a tensor does not have."""
     return tuple(
         one for one in requests if not isinstance(one, Channels) or one.axis_of(num_axes) >= 0
+    )
+
+
+def of_pairs(requests: Iterable[Request], num_axes: int) -> tuple[Request, ...]:
+    """Return the requests for a tensor that has its complex numbers as pairs, along a further axis.
+
+    Args:
+        requests: Those that fit the tensor of complex numbers.
+        num_axes: The number of its axes.
+    """
+    return tuple(
+        replace(one, axis=one.axis_of(num_axes)) if isinstance(one, Channels) else one
+        for one in requests
     )
 
 

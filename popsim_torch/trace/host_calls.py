@@ -170,7 +170,7 @@ class HostCalls:
         self._calls[number] = call
         if call.has_gradient:
             # Forward may change them in place later. Copies cost nothing in a program.
-            given = [torch.ops.aten.lift_fresh_copy(tensor) for tensor in tensors]
+            given = list(map(_kept, tensors))
         else:
             given = [x.detach() if x.requires_grad else x for x in tensors]
         results: list[torch.Tensor] = torch.ops.popsim.host_call(
@@ -212,3 +212,11 @@ class HostCalls:
             ):
                 return call
         return None
+
+
+def _kept(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor, with its gradient."""
+    # PyTorch has no gradient of the first one for complex numbers.
+    copy = torch.ops.aten.clone if tensor.is_complex() else torch.ops.aten.lift_fresh_copy
+    kept: torch.Tensor = copy(tensor)
+    return kept

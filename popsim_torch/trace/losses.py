@@ -135,7 +135,7 @@ def find_final_loss(
 
     Raises:
         NoLossError: There is no loss.
-        Error: There are several, or it is not a scalar.
+        Error: There are several, or it is not a scalar, or complex.
     """
     if not losses:
         given = " and ".join(f"{name}=None" for name in left_out)
@@ -160,5 +160,10 @@ def find_final_loss(
         raise Error(
             f"trainingModel: the loss must be a scalar tensor, got shape {tuple(loss.shape)}. "
             'Use reduction="mean" or "sum", or poptorch.identity_loss.'
+        )
+    if loss.is_complex():
+        raise Error(
+            "trainingModel: the loss is a complex number, of which none is the smallest. Take its "
+            "absolute value, loss.abs(), or its real part, before poptorch.identity_loss."
         )
     return loss

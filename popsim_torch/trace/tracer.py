@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from popsim_torch.arguments import OutputSpec
-from popsim_torch.dtypes import held_dtype
+from popsim_torch.dtypes import held_dtype, is_continuous
 from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
@@ -145,7 +145,7 @@ class _Tracer:
         shape = parameter.shape[1:] if name in self._request.replica_groups else parameter.shape
         fake = _fake(shape, parameter.dtype)
         pose_as_parameter(fake)
-        if self._request.training and fake.dtype.is_floating_point:
+        if self._request.training and is_continuous(fake.dtype):
             fake.requires_grad_(parameter.requires_grad)
         return fake
 

@@ -83,7 +83,7 @@ def test_iterations_that_leave_gradients_over():
     [
         (["text"], "repeat: inputs[0] is a str. Carried values are tensors or numbers."),
         ((1, [2]), "repeat: inputs[1] is a list. Carried values are tensors or numbers."),
-        (torch.zeros(1, dtype=torch.complex64), "inputs[0] has the dtype complex64, which"),
+        (torch.zeros(1, dtype=torch.uint16), "inputs[0] has the dtype uint16, which"),
     ],
     ids=["text", "list", "complex"],
 )

@@ -22,7 +22,7 @@ def returning(result):
         ((torch.ones(1), None), "returns 'NoneType' in a tuple"),
         (torch.ones(2).to_sparse(), "torch.sparse_coo on cpu as result 0"),
         ([torch.ones(2), torch.ones(2, device="meta")], "on meta as result 1"),
-        (torch.ones(2, dtype=torch.complex64), "complex64"),
+        (torch.zeros(2, dtype=torch.uint16), "uint16"),
     ],
     ids=str,
 )

@@ -81,7 +81,7 @@ def test_an_element_of_another_kind(second, text):
         ({1: torch.ones(1)}, r"keys of an element are \[1\]"),
         (torch.ones(2).to_sparse(), "the element is torch.sparse_coo"),
         (torch.ones(2, device="meta"), "the element has no values"),
-        (torch.ones(2, dtype=torch.complex64), "the element has the dtype complex64"),
+        (torch.zeros(2, dtype=torch.uint16), "the element has the dtype uint16"),
     ],
     ids=repr,
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from popsim_torch import _native
+from popsim_torch.ir import TensorArgument
 from tests.machine.one_cost import (
     F16,
     F32,
@@ -333,6 +334,42 @@ def test_an_arg_max_is_three_reductions(operator, times):
     attributes = {"operator": operator, "overload": "", "arguments": []}
     cost = program.cost("aten", [square(program)], [program.value(F32, 1000)], attributes)
     assert cost.compute == times * LOCAL
+
+
+# Twice 680 numbers on the fullest tile.
+COMPLEX_ADD = VERTEX + worker(29, 3, 2, own=ceil(2 * 680 / 6))
+
+
+def complex_call(name, *inputs, arguments=()):
+    program = OneCost()
+    attributes = {"operator": f"aten::{name}", "overload": "", "arguments": list(arguments)}
+    tensors = [program.value(torch.complex64, *shape) for shape in inputs]
+    out = program.value(torch.complex64, 1000, 1000)
+    return program.cost("aten", tensors, [out], attributes)
+
+
+def test_complex_numbers_are_twice_as_many_real_ones():
+    cost = complex_call("exp", (1000, 1000))
+    assert (cost.compute, cost.grade) == (COMPLEX_ADD, "C")
+
+
+@pytest.mark.parametrize(("axes", "length"), [([1], 1000), ([-2, -1], MILLION)])
+def test_fourier_transforms_are_log2_passes(axes, length):
+    cost = complex_call("_fft_c2c", (1000, 1000), arguments=[TensorArgument(0), axes, 0, True])
+    assert cost.compute == pytest.approx(log2(length) * COMPLEX_ADD)
+    assert cost.exchange > 0
+    assert cost.grade == "C"
+
+
+@pytest.mark.parametrize("name", ["mm", "addmm"])
+def test_a_complex_product_is_a_real_one_of_four_times_the_work(name):
+    program = OneCost()
+    a, b = program.value(F32, 1000, 2000), program.value(F32, 2000, 2000)
+    real = program.cost("matmul", [a, b, None, None], [program.value(F32, 1000, 2000)], {})
+    added = [(1000, 1000)] * (name == "addmm")
+    cost = complex_call(name, *added, (1000, 1000), (1000, 1000))
+    assert (cost.compute, cost.exchange, cost.sync) == (real.compute, real.exchange, real.sync)
+    assert cost.grade == "C"
 
 
 # --- Copies, slices, pools ----------------------------------------------------

@@ -94,6 +94,20 @@ def test_element_types(printed, value, expected):
     assert printed(value) == f"t: {expected}\n"
 
 
+@pytest.mark.parametrize(
+    ("value", "options", "expected"),
+    [
+        ([1.5 - 2j, 10 + 0.5j], {}, "(1.50-2.000j,10.00+0.500j)"),
+        ([complex(math.nan, -math.inf), 1], {}, "(    nan-infj,1.000+0.000j)"),
+        ([1.5 - 2j, 0.25j], {"float_format": "none"}, "(1.5-2j,0+0.25j)"),
+        ([-0.0 - 1e-9j], {}, "(-0.000-1.000e-09j)"),
+    ],
+)
+def test_complex_numbers(printed, value, options, expected):
+    found = printed(torch.tensor(value, dtype=torch.complex64), **options)
+    assert found.replace(" ", "") == f"t: {expected}\n".replace(" ", "")
+
+
 def test_strided_views(printed):
     value = torch.arange(12).view(3, 4)
     assert printed(value.t()[1:3]) == "t: (\n ( 1, 5, 9)\n ( 2, 6,10)\n)\n"

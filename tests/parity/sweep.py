@@ -10,7 +10,7 @@ what a process that died was doing. Outcomes:
 - ``wrong``: different values, shapes or types, a missing gradient, or an ``InternalError``: the
   program was wrong, and refused.
 - ``skipped``: eager PyTorch fails, or the sample is not one for this device (empty tensors,
-  64-bit complex numbers, sparse layouts).
+  sparse layouts).
 """
 
 import copy
@@ -120,6 +120,8 @@ def _scalar_of(results: list[torch.Tensor]) -> torch.Tensor:
     """Return a number whose gradient differs from element to element."""
     parts = []
     for result in results:
+        if result.requires_grad and result.is_complex():
+            result = torch.view_as_real(result.resolve_conj())
         if result.requires_grad and result.is_floating_point():
             weights = torch.linspace(0.5, 1.5, result.numel(), device=result.device)
             parts.append((result.float() * weights.view(result.shape)).sum())
@@ -137,8 +139,6 @@ def _check_sample(probe: Probe) -> None:
             raise Skipped("lazy")
         if tensor.layout is not torch.strided or tensor.is_nested or tensor.numel() == 0:
             raise Skipped("not a dense tensor with elements")
-        if tensor.is_complex():
-            raise Skipped("complex")
 
 
 def _run_eager(probe: Probe, grad: bool, seed: int) -> tuple[list[torch.Tensor], dict[str, Any]]:
@@ -182,6 +182,8 @@ def _compare(what: str, ours: torch.Tensor, expected: torch.Tensor, values: bool
     expected = expected.detach().resolve_conj().resolve_neg()
     if expected.dtype in (torch.float64, torch.bfloat16):
         expected = expected.float()
+    if expected.dtype == torch.complex128:
+        expected = expected.to(torch.complex64)
     if expected.dtype == torch.int64:
         expected = expected.int()
     if ours.dtype != expected.dtype or ours.shape != expected.shape:
@@ -199,7 +201,7 @@ def _compare(what: str, ours: torch.Tensor, expected: torch.Tensor, values: bool
 
 def _check_file(device: poptorch.PoplarExecutor) -> None:
     """Check that a file may call what the program calls, as it calls it."""
-    graph = device._compiled.program.graph
+    graph = device.compiled.program.graph
     foreign = set(foreign_operators(graph))
     if not foreign <= _FOREIGN:
         raise Wrong(f"no file may call {sorted(foreign - _FOREIGN)}")
@@ -222,8 +224,6 @@ def run_probe(probe: Probe) -> None:
     """Compare one probe; says by exception that it did not pass."""
     _check_sample(probe)
     grad, results, gradients = _reference(probe)
-    if any(result.is_complex() for result in results):
-        raise Skipped("complex")
     if any(result.layout is not torch.strided or result.numel() == 0 for result in results):
         raise Skipped("empty or sparse result")
     values = probe.compare_values and not _is_random(probe, grad, results)
@@ -270,7 +270,7 @@ def _with_grad(value: Any) -> Any:
     return value
 
 
-def operator_probes() -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
+def operator_probes(dtype: torch.dtype) -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
     from torch.testing._internal import common_methods_invocations as invocations
 
     # Random operators would start from the same seed in every call and so not look random.
@@ -278,7 +278,8 @@ def operator_probes() -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
 
     def probes(op: Any) -> Iterator[Probe]:
         grad = op.supports_autograd
-        samples = list(op.sample_inputs("cpu", torch.float32, requires_grad=grad))
+        grad = grad and dtype in op.supported_backward_dtypes("cpu")
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=grad))
         values = not op.name.startswith(_OTHER_VALUES)
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         for sample in _spread(samples, SAMPLES):
@@ -289,7 +290,7 @@ def operator_probes() -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
             arguments = _arguments(samples[0])
             yield Probe(f"{name} in place", function, arguments, compare_values=values)
 
-    ops = [op for op in invocations.op_db if torch.float32 in op.dtypes]
+    ops = [op for op in invocations.op_db if dtype in op.dtypes]
     return [(op.full_name, lambda op=op: probes(op)) for op in ops]
 
 
@@ -332,10 +333,17 @@ def _outcome(probe: Probe) -> tuple[str, str]:
 
 
 def main(kind: str, first: int, only: str = "") -> None:
-    """Work through the groups of a kind, ``ops`` or ``modules``, from number ``first`` on."""
+    """Work through the groups of a kind, from number ``first`` on.
+
+    Args:
+        kind: ``ops``; ``complex``, for operators of complex numbers; or ``modules``.
+        first: Number of the first group.
+        only: A part of the names of the groups.
+    """
     warnings.simplefilter("ignore")
     logging.getLogger("poptorch::python").setLevel(logging.ERROR)
-    groups = operator_probes() if kind == "ops" else module_probes()
+    dtypes = {"ops": torch.float32, "complex": torch.complex64}
+    groups = operator_probes(dtypes[kind]) if kind in dtypes else module_probes()
     for number, (group, probes) in enumerate(groups):
         if number < first or only not in group:
             continue

@@ -82,7 +82,7 @@ def _run_from(kind: str, first: int) -> Generator[Outcome, None, int | None]:
 
 
 def run_sweep(kind: str) -> Iterator[Outcome]:
-    """Yield the outcome of every sample of a kind, ``ops`` or ``modules``."""
+    """Yield the outcome of every sample of a kind: ``ops``, ``complex`` or ``modules``."""
     first: int | None = 0
     while first is not None:
         first = yield from _run_from(kind, first)
@@ -99,7 +99,7 @@ def report(kind: str, outcomes: list[Outcome]) -> None:
             print(f"  {outcome.outcome}: {outcome.case}: {outcome.detail[:300]}")
 
 
-@pytest.mark.parametrize("kind", ["ops", "modules"])
+@pytest.mark.parametrize("kind", ["ops", "complex", "modules"])
 def test_sweep(kind, capsys):
     outcomes = list(run_sweep(kind))
     with capsys.disabled():

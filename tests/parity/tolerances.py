@@ -21,7 +21,8 @@ class Tolerance:
 
     def of(self, expected: torch.Tensor) -> dict[str, float]:
         """Return the arguments for a comparison with ``expected``."""
-        values = expected.double().flatten()
+        values = expected.abs() if expected.is_complex() else expected
+        values = values.double().flatten()
         finite = values[values.isfinite()]
         largest = float(finite.abs().max()) if finite.numel() else 0.0
         return {"rtol": self.rtol, "atol": self.atol + self.of_largest * largest}

@@ -23,8 +23,10 @@ TensorId largest_tensor(const ops::OpView& op) {
 
 OpCost tensor_pass(CostContext& context, const ops::OpView& op, TensorId id,
                    double cycles) {
-  const bool half = is_half(op.graph().tensor(id).dtype);
-  return elementwise(context.layouts.elements_per_tile(id), pass(cycles, half));
+  const DType dtype = op.graph().tensor(id).dtype;
+  const int64_t numbers = is_complex(dtype) ? 2 : 1;
+  return elementwise(numbers * context.layouts.elements_per_tile(id),
+                     pass(cycles, is_half(dtype)));
 }
 
 OpCost reduction_of(CostContext& context, const ops::OpView& op, TensorId id,

@@ -5,7 +5,9 @@
 #include <string_view>
 
 #include "machine/cost/common.h"
+#include "machine/cost/products.h"
 #include "machine/formulas/lookup.h"
+#include "machine/formulas/rearrange.h"
 
 namespace popsim::machine {
 namespace {
@@ -26,6 +28,10 @@ constexpr std::array<std::string_view, 9> kLookups = {
 constexpr std::array<std::string_view, 12> kReductions = {
     "sum",  "mean", "max",  "min", "argmax", "argmin",
     "amax", "amin", "prod", "var", "std",    "norm"};
+constexpr std::array<std::string_view, 3> kTransforms = {"_fft_r2c", "_fft_c2c",
+                                                         "_fft_c2r"};
+constexpr std::array<std::string_view, 4> kProducts = {"mm", "bmm", "addmm",
+                                                       "baddbmm"};
 constexpr double kArgument = 3;  // reductions that an arg-max takes
 
 template <size_t kCount>
@@ -60,6 +66,52 @@ OpCost looked_up(const CostContext& context, const OpView& op,
       .cost;
 }
 
+// Fourier transforms: log2(n) passes over all numbers, where n is the length of
+// a line, or of all lines through a number. Once the lines move to the tiles
+// that transform them.
+OpCost transformed(CostContext& context, const OpView& op, TensorId largest) {
+  const Tensor& x = op.graph().tensor(largest);
+  const auto& arguments = op.attribute<graph::Arguments>("arguments").values;
+  int64_t length = 1;
+  for (const graph::Argument& argument : arguments) {
+    const auto* axes = std::get_if<std::vector<int64_t>>(&argument);
+    if (axes == nullptr) continue;
+    for (const int64_t axis : *axes) {
+      const auto rank = static_cast<int64_t>(x.shape.size());
+      const int64_t at = axis < 0 ? axis + rank : axis;
+      if (at >= 0 && at < rank) length *= x.shape[static_cast<size_t>(at)];
+    }
+  }
+  OpCost cost =
+      times(tensor_pass(context, op, largest, 3),
+            std::log2(static_cast<double>(std::max<int64_t>(length, 2))));
+  const int64_t bytes = x.numel() * device_size(x.dtype);
+  cost += move(static_cast<double>(ceil_div(bytes, context.tiles)));
+  return cost;
+}
+
+// A product of complex numbers takes four products of real numbers: as one with
+// operands of twice the inner size, and twice the columns.
+OpCost complex_product(CostContext& context, const OpView& op) {
+  const size_t first = op.num_inputs() - 2;  // after what is added
+  const Tensor& a = op.input(first);
+  const Tensor& b = op.input(first + 1);
+  const size_t rank = a.shape.size();
+  if (rank < 2 || b.shape.size() != rank) return {};
+  MatmulProblem problem;
+  problem.m = a.shape[rank - 2];
+  problem.k = 2 * a.shape[rank - 1];
+  problem.n = 2 * b.shape[rank - 1];
+  problem.groups = rank > 2 ? a.shape[0] : 1;
+  return cost_of_plan(
+      plan_matmul(context.device, context.tiles, context.proportion, problem));
+}
+
+bool is_complex_product(const OpView& op, std::string_view name) {
+  return has_name(kProducts, name) && op.num_inputs() >= 2 &&
+         op.has_output(0) && is_complex(op.output(0).dtype);
+}
+
 // A composition of formulas where the name of the operator is known, else a
 // pass over the largest tensor.
 OpCost aten_cost(const OpView& op, CostContext& context) {
@@ -75,6 +127,10 @@ OpCost aten_cost(const OpView& op, CostContext& context) {
     cost = fill(context.layouts.elements_per_tile(largest), is_half(x.dtype));
   } else if (has_name(kLookups, name)) {
     cost = looked_up(context, op, x);
+  } else if (has_name(kTransforms, name)) {
+    cost = transformed(context, op, largest);
+  } else if (is_complex_product(op, name)) {
+    cost = complex_product(context, op);
   } else if (has_name(kReductions, name)) {
     const int64_t results = op.has_output(0) ? op.output(0).numel() : 1;
     cost = reduction_of(context, op, largest, results);

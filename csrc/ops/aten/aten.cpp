@@ -55,7 +55,7 @@ bool may_share_work(const OpView& op) {
     return true;
   }
   for (size_t i = 0; i < op.num_outputs(); ++i) {
-    if (op.has_output(i) && is_floating(op.output(i).dtype)) return false;
+    if (op.has_output(i) && is_inexact(op.output(i).dtype)) return false;
   }
   return true;
 }

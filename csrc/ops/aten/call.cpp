@@ -49,6 +49,11 @@ class Boxer {
     if (is_tensor()) return wrapped_number(value);
     return value;
   }
+  c10::IValue operator()(const std::complex<double>& value) const {
+    const c10::complex<double> boxed(value);
+    if (is_tensor()) return wrapped_number(boxed);
+    return boxed;
+  }
   c10::IValue operator()(const std::string& value) const {
     if (type_.kind() == c10::TypeKind::DeviceObjType) return c10::Device(value);
     return value;

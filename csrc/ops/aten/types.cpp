@@ -62,6 +62,9 @@ class Key {
   void add(const T& value) {
     if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
       bytes_.append(reinterpret_cast<const char*>(&value), sizeof(value));
+    } else if constexpr (std::is_same_v<T, std::complex<double>>) {
+      add(value.real());
+      add(value.imag());
     } else if constexpr (std::is_same_v<T, graph::TensorArgument>) {
       add(value.input);
     } else if constexpr (std::is_same_v<T, graph::TensorListArgument>) {

@@ -61,6 +61,13 @@ class Kept {
   int64_t period_;  // device iterations
 };
 
+// Wide enough that rounding does not lose the contributions of single
+// micro-batches.
+at::ScalarType sum_type(DType dtype) {
+  if (is_complex(dtype)) return at::ScalarType::ComplexDouble;
+  return is_floating(dtype) ? at::ScalarType::Double : at::ScalarType::Long;
+}
+
 class AnchorKernel final : public Kernel {
  public:
   explicit AnchorKernel(const OpView& op)
@@ -73,9 +80,7 @@ class AnchorKernel final : public Kernel {
         entry_bytes_(op.input(0).numel() * size_in_bytes(dtype_)),
         plain_copy_(op.input(0).contiguous() && op.input(0).dtype == dtype_) {
     if (op.attribute<std::string>("mode") == "Sum") {
-      const at::ScalarType type =
-          is_floating(dtype_) ? at::ScalarType::Double : at::ScalarType::Long;
-      sum_ = at::zeros(shape_, type);
+      sum_ = at::zeros(shape_, sum_type(dtype_));
     }
   }
 
@@ -122,8 +127,6 @@ class AnchorKernel final : public Kernel {
   void add(const RunContext& context, bool begins, int64_t entry,
            int64_t times) {
     if (begins) sum_.zero_();
-    // The sum is double (or int64), so that rounding does not lose the
-    // contributions of single micro-batches.
     sum_.add_(context.tensor(source_).to(sum_.scalar_type()), times);
     if (entry >= 0) target(context, entry).copy_(sum_);
   }

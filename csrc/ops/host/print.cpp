@@ -3,6 +3,8 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <complex>
+
 #include "ops/host/print_format.h"
 #include "ops/op_def.h"
 #include "ops/operands/strided_walk.h"
@@ -91,6 +93,7 @@ std::unique_ptr<Kernel> prepare_print(const OpView& op) {
   const auto floats = [&](ReadValues<double> read) {
     return std::make_unique<PrintKernel<double>>(op, read, parse_options(op));
   };
+  using Complex = std::complex<double>;
   switch (op.input(0).dtype) {
     case DType::kBool:
     case DType::kUInt8:
@@ -111,6 +114,9 @@ std::unique_ptr<Kernel> prepare_print(const OpView& op) {
       return floats(read_values<float, double>);
     case DType::kFloat64:
       return floats(read_values<double, double>);
+    case DType::kComplex64:
+      return std::make_unique<PrintKernel<Complex>>(
+          op, read_values<std::complex<float>, Complex>, parse_options(op));
   }
   throw InternalError("print: unknown dtype");
 }

@@ -272,4 +272,25 @@ std::string format_tensor(std::span<const int64_t> values, const Shape& shape,
   return Writer(positions, numbers, options).write();
 }
 
+std::string format_tensor(std::span<const std::complex<double>> values,
+                          const Shape& shape, const PrintOptions& options) {
+  const auto positions = shown_positions(shape, options);
+  std::vector<double> real;
+  std::vector<double> imaginary;
+  for (const auto& value : shown_values(values, shape, positions)) {
+    real.push_back(value.real());
+    imaginary.push_back(value.imag());
+  }
+  const NumberFormat real_format(real, options);
+  const NumberFormat imaginary_format(imaginary, options);
+  std::vector<std::string> numbers;
+  for (size_t i = 0; i < real.size(); ++i) {
+    std::string imaginary_part = imaginary_format.text(imaginary[i]);
+    if (imaginary_part[0] != '-') imaginary_part.insert(0, 1, '+');
+    numbers.push_back(real_format.text(real[i]) + imaginary_part + 'j');
+  }
+  if (real_format.aligned()) align_right(numbers);
+  return Writer(positions, numbers, options).write();
+}
+
 }  // namespace popsim::ops

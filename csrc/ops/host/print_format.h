@@ -1,6 +1,7 @@
 // Prints tensors as a program on the device does.
 #pragma once
 
+#include <complex>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -35,5 +36,9 @@ struct PrintOptions {
 [[nodiscard]] std::string format_tensor(std::span<const int64_t> values,
                                         const Shape& shape,
                                         const PrintOptions& options);
+// Each number as in Python: 1.5-2.0j.
+[[nodiscard]] std::string format_tensor(
+    std::span<const std::complex<double>> values, const Shape& shape,
+    const PrintOptions& options);
 
 }  // namespace popsim::ops

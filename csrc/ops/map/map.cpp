@@ -62,7 +62,10 @@ std::vector<TensorType> map_types(const OpCall& op) {
                           : broadcast_shape(op);
   op.require(is_valid_shape(shape),
              "the output's shape is valid: ", to_string(shape));
-  for (size_t i = 0; i < op.num_inputs(); ++i) op.require_broadcasts(i, shape);
+  for (size_t i = 0; i < op.num_inputs(); ++i) {
+    op.require_broadcasts(i, shape);
+    op.require(!is_complex(op.input(i).dtype), "input ", i, " is real");
+  }
   std::vector<TensorType> types;
   for (const std::string& dtype :
        op.attribute<std::vector<std::string>>("dtypes")) {

@@ -60,8 +60,10 @@ LoadDoubles doubles_of(DType dtype) {
     case DType::kBFloat16:
     case DType::kFloat32:
       return nullptr;
+    case DType::kComplex64:
+      break;
   }
-  throw InternalError("statistics: an unknown dtype");
+  throw InternalError("statistics: not a dtype of real numbers");
 }
 
 BlockReader::BlockReader(const OpView& op, bool bits, bool positions)

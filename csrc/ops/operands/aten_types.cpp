@@ -8,7 +8,7 @@
 namespace popsim::ops {
 namespace {
 
-constexpr std::array<std::pair<DType, at::ScalarType>, 10> kTypes{{
+constexpr std::array<std::pair<DType, at::ScalarType>, 11> kTypes{{
     {DType::kBool, at::ScalarType::Bool},
     {DType::kUInt8, at::ScalarType::Byte},
     {DType::kInt8, at::ScalarType::Char},
@@ -19,6 +19,7 @@ constexpr std::array<std::pair<DType, at::ScalarType>, 10> kTypes{{
     {DType::kBFloat16, at::ScalarType::BFloat16},
     {DType::kFloat32, at::ScalarType::Float},
     {DType::kFloat64, at::ScalarType::Double},
+    {DType::kComplex64, at::ScalarType::ComplexFloat},
 }};
 
 }  // namespace

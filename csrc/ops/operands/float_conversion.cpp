@@ -128,6 +128,8 @@ LoadFloats load_floats(DType dtype) {
       return load<float>;
     case DType::kFloat64:
       return load<double>;
+    case DType::kComplex64:
+      break;
   }
   throw InternalError("load_floats: not a floating-point dtype");
 }
@@ -148,6 +150,7 @@ StoreFloats store_floats(DType dtype) {
     case DType::kInt32:
     case DType::kInt64:
     case DType::kFloat64:
+    case DType::kComplex64:
       break;
   }
   throw InternalError(join("float32 values cannot be stored as ",

@@ -26,6 +26,7 @@ SCALAR_TYPES = {
     torch.float16: 5,
     torch.float32: 6,
     torch.float64: 7,
+    torch.complex64: 9,
     torch.bool: 11,
     torch.bfloat16: 15,
 }
@@ -128,7 +129,8 @@ def unsupported(node: torch.fx.Node) -> str:
             not isinstance(result, torch.Tensor) or result.dtype not in SCALAR_TYPES
         ):
             given = getattr(result, "dtype", type(result).__name__)
-            return f"gives {given}, which the device does not support."
+            hint = " Convert its operands first: x.float()." if given == torch.complex32 else ""
+            return f"gives {given}, which the device does not support.{hint}"
     return ""
 
 
@@ -177,7 +179,7 @@ class _Boxer:
             return _STRIDED
         if isinstance(value, torch.memory_format):
             return MEMORY_FORMATS[value]
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if value is None or isinstance(value, (bool, int, float, complex, str)):
             return value
         raise Error(
             f"Unsupported ops found in compiled model: {self._place.shown} has an argument of "

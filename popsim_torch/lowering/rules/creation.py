@@ -67,7 +67,8 @@ def _full(shape: tuple[int, ...], fill: Any, dtype: torch.dtype) -> torch.Tensor
     The dropouts of a large model would otherwise have hundreds of megabytes of equal constants.
     Nothing writes to constants.
     """
-    key = shape, fill, type(fill), math.copysign(1, fill) if type(fill) is float else 0, dtype
+    # Zeros of both signs are equal.
+    key = shape, repr(fill) if type(fill) in (float, complex) else fill, type(fill), dtype
     found = _shared.get(key)
     if found is None:
         found = _shared[key] = torch.full(shape, fill, dtype=dtype, device="cpu")
@@ -111,13 +112,15 @@ def _random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
 
 def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     val: Any = node.meta["val"]
-    native = (torch.float32, torch.float16, torch.bool)
+    native = (torch.float32, torch.float16, torch.bool, torch.complex64)
     if not isinstance(val, torch.Tensor) or val.dtype not in native:
         return None
     attributes = _distribution(node)
     if attributes is None or val.numel() == 0:
         return None
     _check_parameters(attributes, place)
+    if val.dtype.is_complex:
+        return _complex_random(builder, node, attributes, place)
     inputs = []
     if node.target is aten.bernoulli.default:
         inputs = [builder.tensor(node.args[0])]
@@ -127,6 +130,23 @@ def _native_random(builder: Builder, node: torch.fx.Node, place: Place) -> Value
     attributes["dtype"] = dtype_name(val.dtype)
     builder.op("random", inputs, [out], attributes, place=place, fixed_phase=True)
     return out
+
+
+def _complex_random(
+    builder: Builder, node: torch.fx.Node, attributes: dict[str, Any], place: Place
+) -> Value:
+    """Draw the parts of complex numbers; both together have the variance that is asked for."""
+    if attributes["distribution"] == "bernoulli" or attributes.get("mean"):
+        return None
+    val: torch.Tensor = node.meta["val"]
+    pairs = builder.value(val.dtype.to_real(), (*val.shape, 2))
+    if "std" in attributes:
+        attributes["std"] *= math.sqrt(0.5)
+    attributes["shape"] = list(pairs.shape)
+    attributes["stream"] = builder.stream_of[node]
+    attributes["dtype"] = dtype_name(pairs.dtype)
+    builder.op("random", [], [pairs], attributes, place=place, fixed_phase=True)
+    return builder.graph.as_complex(pairs)
 
 
 def _distribution(node: torch.fx.Node) -> dict[str, Any] | None:

@@ -221,6 +221,7 @@ FORMULAS: dict[Any, Formula] = {
     aten.where.self: _where,
     **{getattr(aten, name).Scalar: rule for name, rule in _COMPARISONS.items()},
     **{getattr(aten, name).Tensor: rule for name, rule in _COMPARISONS.items()},
+    **{getattr(aten, name).default: _unary("neg") for name in ("_neg_view", "_neg_view_copy")},
     **{
         getattr(aten, name).default: _unary(instruction)
         for name, instruction in {
@@ -268,6 +269,8 @@ def is_map(node: torch.fx.Node) -> bool:
     if node.target in _ON_BOOL and result.dtype != torch.bool:
         return False
     if node.target in _ARITHMETIC_ON_BOOL and result.dtype == torch.bool:
+        return False
+    if any(isinstance(value, complex) for value in (*node.args, *node.kwargs.values())):
         return False
     return bool(result.numel() > 0)
 

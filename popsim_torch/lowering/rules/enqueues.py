@@ -47,7 +47,12 @@ def _summed(builder: Builder, tensor: Tensor, place: Place) -> Tensor:
     total = graph.add_tensor(TensorKind.VARIABLE, tensor.dtype, tensor.shape, role=Role.ACCUMULATOR)
     view = graph.add_view(total, total.shape, total.strides, total.offset, role=Role.VALUE)
     builder.op(
-        "accumulate", [tensor, total], [view], {"running": False}, place=place, fixed_phase=True
+        "accumulate",
+        [graph.as_real(tensor), graph.as_real(total)],
+        [graph.as_real(view)],
+        {"running": False},
+        place=place,
+        fixed_phase=True,
     )
     return total
 

@@ -33,8 +33,10 @@ _AS_VIEW = {
     aten._unsafe_view.default: aten.view.default,
     aten._reshape_copy.default: aten.view.default,
 }
-# These read memory as another dtype: views of the program have the dtype of their tensor.
+# Their results are no plain memory: they read memory as another dtype, or with a pending operation
+# on each number. The program has views of another dtype only for complex numbers as pairs.
 _REINTERPRETING = frozenset({aten.view.dtype, aten.view_copy.dtype})
+_PENDING = frozenset({"_conj", "_neg_view"})
 _COPY = "_copy"
 
 
@@ -52,7 +54,7 @@ def _viewing(target: OpOverload) -> OpOverload | None:
 
 
 def _is_view_operator(target: OpOverload) -> bool:
-    if target in _REINTERPRETING:
+    if target in _REINTERPRETING or opname(target).removesuffix(_COPY) in _PENDING:
         return False
     if target in _SAME_TENSOR or _viewing(target) is not None:
         return True
@@ -90,11 +92,20 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
         seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
     except RuntimeError:
         # Not possible in this layout (a view of a transposed tensor): use a contiguous copy.
-        source = builder.contiguous(source, place)
+        source = _copied(builder, source, place)
         seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
     if isinstance(seen, (list, tuple)):
         return [_as_tensor(builder, source, item) for item in seen]
     return _as_tensor(builder, source, seen)
+
+
+def _copied(builder: Builder, source: Tensor, place: Place) -> Tensor:
+    """Return a contiguous copy of a tensor that is at an even place in its memory."""
+    if not source.is_contiguous or source.offset % 2 == 0:
+        return builder.contiguous(source, place)
+    copy = builder.value(source.dtype, source.shape)
+    builder.op("copy", [source], [copy], place=place)
+    return copy
 
 
 def another_name(builder: Builder, source: Tensor) -> Tensor:
@@ -108,12 +119,14 @@ def _layout_of(builder: Builder, tensor: Tensor) -> torch.Tensor:
     size = 1
     for length in root.shape:
         size *= length
+    size = size * root.dtype.itemsize // tensor.dtype.itemsize
     memory = torch.empty(size, dtype=tensor.dtype, device="meta")
     return memory.as_strided(tensor.shape, tensor.strides, tensor.offset)
 
 
 def _as_tensor(builder: Builder, source: Tensor, seen: torch.Tensor) -> Tensor:
-    return builder.graph.add_view(source, seen.shape, seen.stride(), int(seen.storage_offset()))
+    offset = int(seen.storage_offset())
+    return builder.graph.add_view(source, seen.shape, seen.stride(), offset, dtype=seen.dtype)
 
 
 def _with_traced_layout(

@@ -115,7 +115,8 @@ class Constants:
             if constant.stands_for(tensor):
                 return constant.traced
         with host_computation():
-            data = tensor.detach().clone(memory_format=torch.contiguous_format)
+            data = tensor.detach().resolve_conj().resolve_neg()
+            data = data.clone(memory_format=torch.contiguous_format)
             data = data.to(held_dtype(tensor.dtype))
         if data.dtype != tensor.dtype:
             _logger.warning(

@@ -101,8 +101,8 @@ class DeviceLoopBody(nn.Module):
         values, condition = self._step(carried, inputs)  # type: ignore[arg-type]
         if condition is not None:
             torch.ops.popsim.repeat_while(condition)
-        apart = [torch.ops.aten.lift_fresh_copy(value) for value in values]
         with torch.no_grad():
+            apart = [torch.ops.aten.lift_fresh_copy(value) for value in values]
             for target, value in zip(carried, apart, strict=True):
                 target.copy_(value)  # type: ignore[union-attr]
 

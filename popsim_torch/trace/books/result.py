@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from popsim_torch.arguments import OutputSpec
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.host_call import HostCall
 from popsim_torch.ops import PrintFormat
 from popsim_torch.stages import StageAssigner
@@ -147,4 +148,4 @@ class TraceResult:
         Those of integers and booleans are constants with their present values, except counters.
         """
         host = self.parameters[name] if name in self.parameters else self.buffers[name]
-        return not host.dtype.is_floating_point and name not in self.counters
+        return not is_continuous(host.dtype) and name not in self.counters

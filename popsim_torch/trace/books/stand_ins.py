@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.errors import Error
 from popsim_torch.trace.books.constants import Constants
 from popsim_torch.trace.books.result import TraceResult
@@ -71,7 +72,7 @@ class StandIns:
         """Let parameters need gradients even if the trace needs none, in inference."""
         for parameter in self._result.parameters.values():
             traced = self._by_identity[id(parameter)]
-            if traced.dtype.is_floating_point:
+            if is_continuous(traced.dtype):
                 traced.requires_grad_(parameter.requires_grad)
 
     def number_of(self, tensor: torch.Tensor) -> int:

@@ -151,8 +151,11 @@ def _used_behind(
 ) -> torch.fx.Node | None:
     """Return a node after a step that reads its weights or changes its gradients."""
     end = order[step.nodes[-1]]
-    gradients: Any = step.nodes[0].args[1]
-    for name, gradient in zip(step.gradients, gradients, strict=True):
+    for name, tensor in step.gradients.items():
+        # The step itself reads copies of gradients that are conjugated lazily.
+        gradient = find_node(tensor)
+        if gradient is None:
+            raise InternalError("trace: a gradient of a step has no node in the graph")
         changes = [user for user, changed in _uses(gradient) if changed]
         for user in (*seen[name], *changes):
             if order[user] > end:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.trace.control.calls import Call, Extension, zeros
 from popsim_torch.trace.control.recording import Body, BodyRecorder, Tensors, add_copy, value_of
 from popsim_torch.trace.graph.bodies import Branch
@@ -101,7 +102,7 @@ class BranchCall(Call):
     ) -> Iterator[Any]:
         """Yield the gradients of the arguments of both functions, then of the tensors they read."""
         results = [value_of(node) for node in self._sides[0].results]
-        floating = [i for i, value in enumerate(results) if value.dtype.is_floating_point]
+        floating = [i for i, value in enumerate(results) if is_continuous(value.dtype)]
         starts = [zeros(results[i]) if gradients[i] is None else gradients[i] for i in floating]
         nodes = [node_of(start) for start in starts if start is not None]
         functions = [self._gradient_function(side, floating) for side in (0, 1)]

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.control.cut import Cut
@@ -26,7 +27,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.backward = backward
         ctx.tensors = tensors
         results = forward()
-        ctx.mark_non_differentiable(*(r for r in results if not r.dtype.is_floating_point))
+        ctx.mark_non_differentiable(*(r for r in results if not is_continuous(r.dtype)))
         ctx.set_materialize_grads(False)
         return tuple(results)
 

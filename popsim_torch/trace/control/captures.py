@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.proxies import (
     disable_proxy_modes_tracing,
@@ -137,7 +138,7 @@ class Captures:
         """Return the node of a tensor that was made before the body and may be changed."""
         if not is_traced(tensor) or is_functorch_wrapped_tensor(tensor):
             return None
-        node = find_node(tensor) if tensor.dtype.is_floating_point else None
+        node = find_node(tensor) if is_continuous(tensor.dtype) else None
         return None if node is None or self._last < node else node
 
 

@@ -17,6 +17,7 @@ import torch
 import torch.fx
 from torch.fx.node import map_aggregate
 
+from popsim_torch.dtypes import is_continuous
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.proxies import (
@@ -264,7 +265,7 @@ def _own(value: torch.Tensor, differentiates: bool, carries: bool) -> StandIn:
     """Return the replacement of an input while a body is recorded."""
     with DisableTorchFunction(), torch.no_grad():
         own: torch.Tensor = torch.ops.popsim.body_input(value)
-    differentiable = value.requires_grad or (carries and value.dtype.is_floating_point)
+    differentiable = value.requires_grad or (carries and is_continuous(value.dtype))
     return StandIn(node_of(own), own, differentiates and differentiable)
 
 

@@ -17,7 +17,17 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.graph.traced_tensors import is_traced
 
-_CASTS = frozenset({"double", "bfloat16"})
+
+def _cfloat(tensor: torch.Tensor, **settings: Any) -> torch.Tensor:
+    """Convert to complex64."""
+    return tensor.to(torch.complex64, **settings)
+
+
+_CASTS: dict[str, Callable[..., Any]] = {
+    "double": torch.Tensor.float,
+    "bfloat16": torch.Tensor.float,
+    "cdouble": _cfloat,
+}
 # Functions that read memory as another dtype.
 _REINTERPRETS = frozenset({"view"})
 
@@ -88,7 +98,7 @@ def as_device_types(
     """
     name = getattr(func, "__name__", "")
     if name in _CASTS:
-        func = torch.Tensor.float
+        func = _CASTS[name]
     elif func is torch.Tensor.element_size and is_traced(args[0]):
         func = _element_size
     elif name in _REINTERPRETS:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from popsim_torch.dtypes import returned_dtype
+from popsim_torch.dtypes import is_continuous, returned_dtype
 from popsim_torch.errors import Error
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import user_line
@@ -66,13 +66,22 @@ class Sums:
         """Return a traced tensor converted to the dtype of the sums.
 
         Raises:
-            Error: The tensor has no floating-point dtype.
+            Error: The tensor has integers or booleans.
         """
-        if self.dtype is None and not tensor.dtype.is_floating_point:
+        if self.dtype is None and not is_continuous(tensor.dtype):
             raise Error(
-                f"Sums for a queue need floating-point tensors, but one{user_line(' at ')} has "
-                f"the dtype {tensor.dtype}. Pass accumulate_outfeed_dtype=torch.float32."
+                "Sums for a queue need floating-point or complex tensors, but one"
+                f"{user_line(' at ')} has the dtype {tensor.dtype}. Pass "
+                "accumulate_outfeed_dtype=torch.float32."
             )
+        if tensor.is_complex():
+            if self.dtype == torch.float16:
+                raise Error(
+                    f"Sums for a queue{user_line(' at ')}: a tensor is complex, and the device has "
+                    "no complex numbers of half precision. Leave out accumulate_outfeed_dtype, or "
+                    "pass torch.float32; the sums are torch.complex64 then."
+                )
+            return tensor
         return tensor if self.dtype is None else tensor.to(self.dtype)
 
 

@@ -296,3 +296,19 @@ def test_what_sinks_get_is_not_lost(monkeypatch):
         assert len({r.step for r in training.observations()}) < D * CALLS
         training.destroy()
         assert len({r.step for r in sink.records}) == (D * CALLS if has_sink else 0)
+
+
+def test_an_anchor_that_keeps_a_tensor_in_place_changes_no_record():
+    def of_gradient(options):
+        options.observe("Gradient___weight", Moments(), every=1)
+        options.anchorTensor("gradient", "Gradient___weight")
+
+    model = nn.Linear(3, 2)
+    model.forward = lambda x: poptorch.identity_loss(nn.functional.linear(x, model.weight), "sum")
+    options = poptorch.Options().showCompilationProgressBar(False)
+    of_gradient(options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = poptorch.trainingModel(model, options, optimizer)
+    training(torch.ones(4, 3))
+    (record,) = training.observations()
+    assert (record.statistics.mean, training.getAnchoredTensor("gradient").mean()) == (4, 4)

@@ -94,7 +94,7 @@ def test_numbers_and_arrays_are_tensors(leaf, expected):
         (None, "it is a NoneType"),
         (np.array(["a"]), "it is a ndarray"),
         (1j, "it is a complex"),
-        (torch.ones(1, dtype=torch.complex64), "it has the dtype complex64"),
+        (torch.zeros(1, dtype=torch.uint16), "it has the dtype uint16"),
     ],
     ids=str,
 )

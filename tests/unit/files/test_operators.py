@@ -183,7 +183,7 @@ def test_gradients_have_the_shapes_of_their_forward(operator, right, wrong, argu
         ([4, 6, 0, "cuda:0", None], "device"),
         ([4, 6, 1, "cpu", None], "layout"),
         ([4, 13, 0, "cpu", None], "dtype"),
-        ([4, 9, 0, "cpu", None], "dtype"),
+        ([4, 8, 0, "cpu", None], "dtype"),
         ([4, 6, 0, "cpu", True], "pin_memory"),
     ],
     ids=str,
@@ -318,3 +318,29 @@ def test_memory_read_as_another_type_is_saved(tmp_path):
     x = torch.tensor([1.0, -2.0, 0.5])
     model.compileAndExport(tmp_path / "file", x)
     assert torch.equal(poptorch.load(tmp_path / "file")(x), x.view(torch.int32) >> 23)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "arguments", "problem"),
+    [
+        ("_fft_c2c", (4, 6), [A, [0, -1], 0, True], None),
+        ("_fft_c2c", (4, 6), [A, [2], 0, True], r"but along the axes \[2\] of a tensor of 2"),
+        ("_fft_c2c", (4, 6), [A, [1, -1], 0, True], r"but along the axes \[1, -1\]"),
+        ("_fft_c2c", (4, 6), [A, [], 0, True], r"but along the axes \[\]"),
+        ("_fft_c2c", (), [A, [0], 0, True], r"but along the axes \[0\] of a tensor of 0"),
+        ("_fft_c2c", (4, 6), [A, [1], 3, True], "but with the norm 3"),
+        ("_fft_r2c", (4, 6), [A, [5], 0, True], r"but along the axes \[5\]"),
+        ("_fft_c2r", (4, 6), [A, [1], 0, 10], None),
+        ("_fft_c2r", (4, 6), [A, [1], 0, 12], "but to 12 numbers from 6"),
+        ("_fft_c2r", (4, 1), [A, [1], 0, 0], "but to 0 numbers from 1"),
+    ],
+    ids=str,
+)
+def test_fourier_transforms_are_along_axes_of_their_tensor(operator, shape, arguments, problem):
+    dtype = torch.float32 if operator == "_fft_r2c" else torch.complex64
+    graph = graph_of(operator, [shape], arguments, dtype)
+    if problem is None:
+        check_operators(graph)
+        return
+    with pytest.raises(ValueError, match=problem):
+        check_operators(graph)

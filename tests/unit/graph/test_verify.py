@@ -126,6 +126,46 @@ def test_a_view_of_another_element_type(program):
     refused(program, "another dtype than its base")
 
 
+@pytest.mark.parametrize("offset", [0, 1])
+def test_complex_numbers_may_be_viewed_as_pairs_within_their_memory(offset):
+    graph = Graph()
+    z = graph.add_tensor(TensorKind.INPUT, torch.complex64, (3,), name="z")
+    pairs = graph.add_view(z, (3, 2), (2, 1), offset, dtype=F32)
+    y = graph.add_tensor(TensorKind.VALUE, F32, (3, 2), name="y")
+    graph.add_op("map", [pairs], [y], RELU, phase=Phase.FORWARD, name="y")
+    if offset == 0:
+        verify(graph)
+        return
+    with pytest.raises(InternalError, match="reaches outside of its base 'z'"):
+        verify(graph)
+
+
+def test_pairs_may_be_viewed_as_complex_numbers_within_their_memory():
+    graph = Graph()
+    x = graph.add_tensor(TensorKind.INPUT, F32, (5,), name="x")
+    z = graph.add_tensor(TensorKind.VALUE, torch.complex64, (2,), name="z")
+    copied = graph.add_view(x, (2,), (1,), 0, dtype=torch.complex64)
+    graph.add_op("copy", [copied], [z], phase=Phase.FORWARD, name="z")
+    verify(graph)
+    copied.shape = (3,)
+    with pytest.raises(InternalError, match="reaches outside of its base 'x'"):
+        verify(graph)
+
+
+def test_elementwise_codelets_take_no_complex_numbers():
+    graph = Graph()
+    z = graph.add_tensor(TensorKind.INPUT, torch.complex64, (3,), name="z")
+    y = graph.add_tensor(TensorKind.VALUE, F32, (3,), name="y")
+    graph.add_op("map", [z], [y], RELU, phase=Phase.FORWARD, name="y")
+    with pytest.raises(InternalError, match="input 0 is real"):
+        verify(graph)
+
+
+def verify(graph: Graph) -> None:
+    with _native.translated_errors():
+        to_native(graph).verify()
+
+
 # --- Ops and the table ---
 
 
