@@ -29,6 +29,7 @@ __all__ = [
     "cond_op",
     "custom_function_call",
     "has_composite_kernel",
+    "has_functionalize_kernel",
     "has_meta_kernel",
     "is_replaced_in_transforms",
     "map_impl",
@@ -67,6 +68,11 @@ def is_replaced_in_transforms(name: str) -> bool:
     """Return whether the transforms of ``torch.func`` call other operators in its place."""
     key = "FuncTorchDynamicLayerFrontMode"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def has_functionalize_kernel(name: str) -> bool:
+    """Return whether an operator has a rule of its own for the removal of mutation."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "Functionalize"))
 
 
 def has_meta_kernel(name: str, operator: OpOverload) -> bool:

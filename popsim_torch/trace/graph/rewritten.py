@@ -16,7 +16,7 @@ import functools
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -25,6 +25,7 @@ from torch.fx.node import map_arg
 
 from popsim_torch.private_torch.operators import (
     OpOverload,
+    has_functionalize_kernel,
     is_replaced_in_transforms,
     schema_of,
 )
@@ -34,6 +35,11 @@ __all__ = ["Unproven", "rewrite"]
 
 aten = torch.ops.aten
 
+# Operators in the place of those for which PyTorch has its own rule. (``_unsafe_view`` is a view.)
+_READING = {
+    aten.lift_fresh_copy.default: aten.clone.default,
+    aten._to_copy.default: aten._to_copy.default,
+}
 
 class Unproven(Exception):
     """The effect of a mutation is not certain enough for this file."""
@@ -113,17 +119,25 @@ class _Rewriting:
             return self._tensors[node.args[0]][node.args[1]]  # type: ignore[index]
         if not isinstance(target, OpOverload) or _is_special(target):
             raise Unproven(target)
-        if target.is_view:
+        if target.is_view or target is aten._unsafe_view.default:
             return self._view(node, target)
         if schema_of(target).is_mutable:
             return self._change(node, target)
-        new = self._record(target, node)
+        if target in _READING:
+            self._check_followed(self._tensors[node.args[0]], target)  # type: ignore[index]
+        new = self._record(_READING.get(target, target), node)
         return map_arg(new, lambda one: _Tensor(_Memory(one), one))
+
+    def _check_followed(self, tensor: Any, target: OpOverload) -> None:
+        """Make sure that PyTorch follows the changes of a tensor."""
+        if not isinstance(tensor, _Tensor) or tensor.memory.is_data:
+            raise Unproven(target)
 
     def _record(self, target: OpOverload, node: torch.fx.Node) -> Any:
         """Add the node of an operator that reads the inputs of an old node."""
+        given = (*node.args, *_missing(target, node))
         args, kwargs = map_arg(
-            (node.args, node.kwargs), lambda one: self._present(self._tensors[one])
+            (given, node.kwargs), lambda one: self._present(self._tensors[one])
         )
 
         def known() -> Any:
@@ -140,8 +154,7 @@ class _Rewriting:
 
     def _view(self, node: torch.fx.Node, target: OpOverload) -> Any:
         source = self._tensors[node.args[0]]  # type: ignore[index]
-        if not isinstance(source, _Tensor) or source.memory.is_data:
-            raise Unproven(target)
+        self._check_followed(source, target)
         if any(isinstance(one, torch.fx.Node) for one in _flat((*node.args[1:], node.kwargs))):
             raise Unproven(target)
         copy = _copying(target)
@@ -212,6 +225,20 @@ def rewrite(
     return rewriting.run(module), rewriting.became
 
 
+def _missing(target: OpOverload, node: torch.fx.Node) -> Sequence[Any]:
+    """Return values for arguments that a node leaves out, but another operator does not."""
+    if target is node.target:
+        return ()
+    left_out = slice(len(node.args), None)
+    known = schema_of(cast(OpOverload, node.target)).arguments[left_out]
+    taken = schema_of(target).arguments[left_out]
+    return [
+        old.default_value
+        for old, new in zip(known, taken, strict=False)
+        if not (new.kwarg_only or new.has_default_value())
+    ]
+
+
 def _flat(values: Any) -> list[Any]:
     found: list[Any] = []
     map_arg(values, found.append)
@@ -227,20 +254,23 @@ def _argument(node: torch.fx.Node, position: int) -> torch.fx.Node:
 
 @functools.cache
 def _is_special(target: OpOverload) -> bool:
-    """Return whether PyTorch replaces an operator by others, or removes it."""
-    return (
-        is_composite(target)
-        or is_replaced_in_transforms(target.name())  # type: ignore[no-untyped-call]
-        or target.namespace == "profiler"
-        or target.overloadpacket in (aten.lift, aten.lift_fresh, aten.lift_fresh_copy)
-    )
+    """Return whether PyTorch replaces an operator in a way that this file does not know."""
+    name = target.name()  # type: ignore[no-untyped-call]
+    if is_composite(target) or is_replaced_in_transforms(name) or target.namespace == "profiler":
+        return True
+    if target in _READING or target is aten._unsafe_view.default:
+        return False
+    is_usual = target.is_view or schema_of(target).is_mutable
+    return has_functionalize_kernel(name) is not is_usual and target.namespace == "aten"
 
 
 @functools.cache
 def _copying(view: OpOverload) -> OpOverload:
     """Return the operator that copies what a view shows."""
-    copy = _overload(view, f"{view.overloadpacket.__name__}_copy")
-    if copy is None or _arguments(copy) != _arguments(view) or schema_of(copy).is_mutable:
+    if view is aten._unsafe_view.default:
+        return view
+    copy = _counterpart(view, f"{view.overloadpacket.__name__}_copy")
+    if copy is None or schema_of(copy).is_mutable:
         raise Unproven(view)
     return copy
 
@@ -262,11 +292,10 @@ def _functional(target: OpOverload) -> tuple[OpOverload, list[int]]:
         in_place and [one.alias_info is not None for one in schema.returns] != [True]
     ):
         raise Unproven(target)
-    functional = _overload(target, name.removesuffix("_") if in_place else f"{name}_functional")
+    functional = _counterpart(target, name.removesuffix("_"), f"{name.removesuffix('_')}_functional")
     if (
         functional is None
         or torch.Tag.inplace_view in target.tags
-        or _arguments(functional) != _arguments(target)
         or schema_of(functional).is_mutable
         or functional.is_view
         or is_composite(functional)
@@ -279,12 +308,17 @@ def _functional(target: OpOverload) -> tuple[OpOverload, list[int]]:
     return functional, changed
 
 
-def _overload(like: OpOverload, name: str) -> OpOverload | None:
-    """Return the overload of another operator that is called like one of ``like``."""
-    packet = getattr(getattr(torch.ops, like.namespace), name, None)
-    overload = str(like).rpartition(".")[2]
-    found = None if packet is None else getattr(packet, overload, None)
-    return found if isinstance(found, OpOverload) else None
+def _counterpart(target: OpOverload, *names: str) -> OpOverload | None:
+    """Return another operator, of one of the names, that takes the arguments of an operator."""
+    arguments = _arguments(target)
+    for name in names:
+        packet: Any = getattr(getattr(torch.ops, target.namespace), name, None)
+        if packet is not None and packet is not target.overloadpacket:
+            for overload in packet.overloads():
+                found: OpOverload = getattr(packet, overload)
+                if _arguments(found) == arguments:
+                    return found
+    return None
 
 
 def _arguments(target: OpOverload) -> list[tuple[str, str]]:
