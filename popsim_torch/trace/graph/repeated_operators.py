@@ -31,6 +31,7 @@ from popsim_torch.trace.graph.traced_tensors import TraceMode, is_plain, layout_
 
 __all__ = ["RepeatedOperators"]
 
+_UNSAFE_VIEW = torch.ops.aten._unsafe_view.default
 _ASKS_DEVICE = torch.ops.prim.device.default
 _SIMPLE = frozenset(
     {
@@ -60,8 +61,15 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Form:
-    """What an operator returns: the type of the sequence, if it is one, and the results."""
+    """How an operator is recorded.
 
+    Attributes:
+        target: The operator of its node: itself, or one with the same arguments in its place.
+        sequence: The type of the sequence of its results; None for one result.
+        results: The results.
+    """
+
+    target: OpOverload
     sequence: type | None
     results: tuple[_Result | None, ...]
 
@@ -69,11 +77,13 @@ class _Form:
 class _Call:
     """The arguments of a call: as a key, as tensors, and as arguments of a node."""
 
-    def __init__(self, tracer: Any, fake_mode: TraceMode) -> None:
+    def __init__(self, tracer: Any, fake_mode: TraceMode, makes_views: bool) -> None:
         self._tracer = tracer
-        self._fake_mode = fake_mode
+        self.makes_views = makes_views
+        self.fake_mode = fake_mode
         self.key: list[Any] = []
         self.tensors: list[FakeTensor] = []
+        self.layouts: list[tuple[Any, ...]] = []
 
     def read(self, values: Any) -> list[Any]:
         """Add values, and return them with nodes in the place of tensors.
@@ -86,10 +96,13 @@ class _Call:
             kind = type(value)
             if kind is FakeTensor:
                 node = constant_or_node(self._tracer, value)
-                if not isinstance(node, torch.fx.Node) or not is_plain(value, self._fake_mode):
+                if not isinstance(node, torch.fx.Node) or not is_plain(value, self.fake_mode):
                     raise _UnknownValue
-                key += (layout_of(value), value.fake_device)
+                layout = layout_of(value)
+                # (New memory does not depend on the place of an argument in its own.)
+                key += (layout if self.makes_views else layout[:2], value.dtype, value.fake_device)
                 self.tensors.append(value)
+                self.layouts.append(layout)
                 result.append(node)
             elif kind in _SIMPLE:
                 key += (kind, value)  # True, 1 and 1.0 are equal, but their types differ
@@ -132,7 +145,8 @@ class RepeatedOperators(TorchDispatchMode):
         tracer = current_tracer()
         if tracer is None or type(func) is not OpOverload:
             return func(*args, **kwargs)
-        call = _Call(tracer, self._fake_mode)
+        makes_views = func.is_view or func is _UNSAFE_VIEW
+        call = _Call(tracer, self._fake_mode, makes_views)
         try:
             node_args = tuple(call.read(args))
             node_kwargs = dict(zip(kwargs, call.read(kwargs.values()), strict=True))
@@ -143,13 +157,14 @@ class RepeatedOperators(TorchDispatchMode):
             last = last_node(tracer.graph)
             results = func(*args, **kwargs)
             node = last.next
-            same = node.target is func and node.args == node_args and node.kwargs == node_kwargs
+            same = node.args == node_args and node.kwargs == node_kwargs
             self._forms[key] = _form(tracer, node, call, results) if same else None
             return results
         form = self._forms[key]
         if form is None:
             return func(*args, **kwargs)
-        return self._repeat(form, tracer, add_call(tracer.graph, func, node_args, node_kwargs), call)
+        node = add_call(tracer.graph, form.target, node_args, node_kwargs)
+        return self._repeat(form, tracer, node, call)
 
     def _repeat(self, form: _Form, tracer: Any, node: torch.fx.Node, call: _Call) -> Any:
         """Make the results of a node."""
@@ -199,10 +214,9 @@ def _form(tracer: Any, node: torch.fx.Node, call: _Call, results: Any) -> _Form 
         del parts[0]
     if last_node(tracer.graph) is not (parts or [node])[-1]:
         return None
-    given = iter(call.key)
-    if schema_of(node.target).is_mutable and not all(  # type: ignore[arg-type]
-        any(layout_of(one) == known for known in given) for one in call.tensors
-    ):
+    if not isinstance(node.target, OpOverload):
+        return None
+    if schema_of(node.target).is_mutable and list(map(layout_of, call.tensors)) != call.layouts:
         return None  # it changes a shape
     memories: dict[int, int] = {}
     for i, one in enumerate(call.tensors):
@@ -218,7 +232,7 @@ def _form(tracer: Any, node: torch.fx.Node, call: _Call, results: Any) -> _Form 
     new = [v for v, r in zip(values, found, strict=True) if r is not None and r.kind == _NEW]
     if len(set(map(storage_key, new))) < len(new):
         return None  # results share memory
-    return _Form(sequence, tuple(found))
+    return _Form(node.target, sequence, tuple(found))
 
 
 def _found(
@@ -227,13 +241,13 @@ def _found(
     """Return the description of a result; None for one that this file would not make."""
     if type(value) is not FakeTensor or constant_or_node(tracer, value) is not node:
         return None
-    if not is_plain(value, call._fake_mode) or value.requires_grad:
-        return None
     layout, device = layout_of(value), value.fake_device
     for i, one in enumerate(call.tensors):
         if one is value:
             return _Result(_SAME, i, layout, device)
+    if not is_plain(value, call.fake_mode) or value.requires_grad:
+        return None
     source = memories.get(storage_key(value))
     if source is not None:
-        return _Result(_VIEW, source, layout, device)
+        return _Result(_VIEW, source, layout, device) if call.makes_views else None
     return None if value.storage_offset() else _Result(_NEW, -1, layout, device)

@@ -30,6 +30,7 @@ from popsim_torch.private_torch.functorch import (
 )
 from popsim_torch.private_torch.modes import DisableTorchDispatch, disable_current_modes
 from popsim_torch.private_torch.proxies import get_proxy_mode, get_proxy_slot
+from popsim_torch.trace.graph.shape_rules import RULES
 from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = [
@@ -205,6 +206,17 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             memory = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
             return maker(memory), maker(memory)
 
+    def _by_own_rule(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> tuple[FakeTensor, ...] | None:
+        """Return the results of an operator with a rule of this package; else None."""
+        rule = RULES.get(func)
+        layouts = None if rule is None or kwargs or self.in_kernel_invocation else rule(*args)
+        if layouts is None:
+            return None
+        device = args[0].fake_device
+        return tuple(self.new(*layout, device)[0] for layout in layouts)
+
     def dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute one operator.
 
@@ -212,7 +224,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             Error: Code reads the value of a tensor that it has kept from the trace.
         """
         try:
-            return super().dispatch(func, *args, **kwargs)
+            found = self._by_own_rule(func, *args, **kwargs)
+            return super().dispatch(func, *args, **kwargs) if found is None else found
         except DataDependentOutputException as error:
             if not self.is_over:
                 raise
