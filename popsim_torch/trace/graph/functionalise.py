@@ -170,16 +170,25 @@ def functionalise_graph(
         try:
             functional, became = rewrite(module, watched, PureRecorder(fake_mode))
         except Unproven:
-            functional, became = _replayed(module, watched, PureRecorder(fake_mode))
+            functional, became = replayed(module, watched, PureRecorder(fake_mode))
     # A change recomputes views of the changed tensor; some of them have no reader.
     functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, became
 
 
-def _replayed(
+def replayed(
     module: torch.fx.GraphModule, watched: Collection[torch.fx.Node], recorder: PureRecorder
 ) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
-    """Return a graph without mutation, and the successors of nodes; PyTorch removes mutation."""
+    """Return a graph from which PyTorch has removed mutation; dead nodes may be left in it.
+
+    Args:
+        module: A graph of ATen operators.
+        watched: Nodes whose successors the caller needs.
+        recorder: Makes the new graph.
+
+    Returns:
+        The new graph, and the node of it that has the value of each watched node.
+    """
     replay = _Replay(module, watched, recorder)
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     inputs = [recorder.placeholder(f"arg{i}_1", value) for i, value in enumerate(values)]

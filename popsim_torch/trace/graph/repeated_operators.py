@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.fx
@@ -174,7 +174,7 @@ class RepeatedOperators(TorchDispatchMode):
             for result in form.results
         ]
         if form.sequence is None:
-            ((value, seen),) = made
+            value, seen = cast(tuple[torch.Tensor, torch.Tensor], made[0])
             node.meta |= meta | {"val": seen}
             track(tracer, value, node)
             return value

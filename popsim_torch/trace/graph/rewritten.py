@@ -29,6 +29,7 @@ from popsim_torch.private_torch.operators import (
     is_replaced_in_transforms,
     schema_of,
 )
+from popsim_torch.private_torch.trees import tree_map_only
 from popsim_torch.trace.graph.pure_recorder import PureRecorder, is_composite
 
 __all__ = ["Unproven", "rewrite"]
@@ -40,6 +41,7 @@ _READING = {
     aten.lift_fresh_copy.default: aten.clone.default,
     aten._to_copy.default: aten._to_copy.default,
 }
+
 
 class Unproven(Exception):
     """The effect of a mutation is not certain enough for this file."""
@@ -126,7 +128,7 @@ class _Rewriting:
         if target in _READING:
             self._check_followed(self._tensors[node.args[0]], target)  # type: ignore[index]
         new = self._record(_READING.get(target, target), node)
-        return map_arg(new, lambda one: _Tensor(_Memory(one), one))
+        return tree_map_only(torch.fx.Node, lambda one: _Tensor(_Memory(one), one), new)
 
     def _check_followed(self, tensor: Any, target: OpOverload) -> None:
         """Make sure that PyTorch follows the changes of a tensor."""
@@ -136,9 +138,7 @@ class _Rewriting:
     def _record(self, target: OpOverload, node: torch.fx.Node) -> Any:
         """Add the node of an operator that reads the inputs of an old node."""
         given = (*node.args, *_missing(target, node))
-        args, kwargs = map_arg(
-            (given, node.kwargs), lambda one: self._present(self._tensors[one])
-        )
+        args, kwargs = map_arg((given, node.kwargs), lambda one: self._present(self._tensors[one]))
 
         def known() -> Any:
             return self._value_as_before(node) if target is node.target else None
@@ -292,7 +292,9 @@ def _functional(target: OpOverload) -> tuple[OpOverload, list[int]]:
         in_place and [one.alias_info is not None for one in schema.returns] != [True]
     ):
         raise Unproven(target)
-    functional = _counterpart(target, name.removesuffix("_"), f"{name.removesuffix('_')}_functional")
+    functional = _counterpart(
+        target, name.removesuffix("_"), f"{name.removesuffix('_')}_functional"
+    )
     if (
         functional is None
         or torch.Tag.inplace_view in target.tags

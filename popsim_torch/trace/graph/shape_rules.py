@@ -29,7 +29,7 @@ def _is_usual(*tensors: Any) -> bool:
 def _normalised(num_of_channels: int) -> Callable[..., list[Layout] | None]:
     """Return the rule of a batch norm that returns some tensors with a number per channel."""
 
-    def rule(  # noqa: PLR0913
+    def rule(
         x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *_: Any
     ) -> list[Layout] | None:
         if not training or not _is_usual(x, weight, bias, mean, variance) or x.dim() < 2:
@@ -40,7 +40,7 @@ def _normalised(num_of_channels: int) -> Callable[..., list[Layout] | None]:
     return rule
 
 
-def _backward(  # noqa: PLR0913
+def _backward(
     gradient: Any,
     x: Any,
     weight: Any,

@@ -40,10 +40,10 @@ __all__ = [
     "has_memory",
     "host_computation",
     "in_transform",
-    "is_plain",
     "is_batched",
     "is_functorch_wrapped_tensor",
     "is_host_tensor",
+    "is_plain",
     "is_traced",
     "layout_of",
     "node_of",
@@ -92,7 +92,7 @@ def layout_of(
     tensor: torch.Tensor,
 ) -> tuple[torch.Size, tuple[int, ...], int, torch.dtype]:
     """Return shape, strides, offset in the memory and dtype of a tensor."""
-    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype
 
 
 def is_plain(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
@@ -166,8 +166,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     is_over = False
 
-    def __init__(self, **settings: bool) -> None:
-        super().__init__(**settings)  # type: ignore[no-untyped-call]
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
         self._makers: dict[torch.device, FakeMaker] = {}
 
     def maker(self, device: torch.device) -> FakeMaker:
