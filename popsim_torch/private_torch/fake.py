@@ -49,13 +49,14 @@ class FakeMaker:
     def __init__(self, mode: FakeTensorMode, device: torch.device) -> None:
         sample = FakeTensor(mode, torch.empty(0, device="meta"), device)
         self._attributes = dict(vars(sample))
+        del self._attributes["fake_mode"]  # the mode may own this object
         self._device = sample.fake_device
 
-    def __call__(self, memory: torch.Tensor) -> FakeTensor:
+    def __call__(self, memory: torch.Tensor, mode: FakeTensorMode) -> FakeTensor:
         """Return a fake tensor that has the shape and the storage of a ``meta`` tensor."""
         made: FakeTensor = torch.Tensor._make_subclass(
             FakeTensor, memory, False, dispatch_device=True, device_for_backend_keys=self._device
         )
         torch._C._set_throw_on_mutable_data_ptr(made)
-        vars(made).update(self._attributes)
+        vars(made).update(self._attributes, fake_mode=mode)
         return made

@@ -195,7 +195,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         with DisableTorchDispatch():
             memory = torch.empty(0, dtype=dtype, device="meta")
             memory.set_(of.untyped_storage(), offset, tuple(shape), tuple(strides))
-            return maker(memory), maker(memory)
+            return maker(memory, self), maker(memory, self)
 
     def new(
         self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
@@ -204,7 +204,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         maker = self.maker(device)
         with DisableTorchDispatch():
             memory = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
-            return maker(memory), maker(memory)
+            return maker(memory, self), maker(memory, self)
 
     def _by_own_rule(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
