@@ -10,7 +10,6 @@ Checked: 2.13.
 from typing import Any
 
 import torch
-import torch.fx
 from torch._functorch.autograd_function import custom_function_call
 from torch._higher_order_ops.cond import cond_op
 from torch._higher_order_ops.map import map_impl
@@ -30,9 +29,10 @@ __all__ = [
     "cond_op",
     "custom_function_call",
     "has_composite_kernel",
+    "has_functionalize_kernel",
     "has_meta_kernel",
+    "is_replaced_in_transforms",
     "map_impl",
-    "name_in_graph",
     "opname",
     "overload_name",
     "scan_op",
@@ -64,14 +64,20 @@ def has_composite_kernel(name: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))
 
 
+def is_replaced_in_transforms(name: str) -> bool:
+    """Return whether the transforms of ``torch.func`` call other operators in its place."""
+    key = "FuncTorchDynamicLayerFrontMode"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+
+
+def has_functionalize_kernel(name: str) -> bool:
+    """Return whether an operator has a rule of its own for the removal of mutation."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, "Functionalize"))
+
+
 def has_meta_kernel(name: str, operator: OpOverload) -> bool:
     """Return whether C++ computes the shapes of an operator's results, without Python code."""
     return bool(
         torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "Meta")
         and torch._C.DispatchKey.Meta not in operator.py_kernels
     )
-
-
-def name_in_graph(graph: torch.fx.Graph, operator: OpOverload) -> str:
-    """Return the name that PyTorch's recorder gives to the nodes of an operator."""
-    return graph._target_to_str(operator.overloadpacket.__name__)

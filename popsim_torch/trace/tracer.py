@@ -43,6 +43,7 @@ from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.functionalise import is_mutating
 from popsim_torch.trace.graph.origin import current_origin, recording
+from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
 from popsim_torch.trace.graph.traced_tensors import TraceMode, find_node
 from popsim_torch.trace.join_slices import join_slices
 from popsim_torch.trace.losses import find_final_loss, warn_of_terms_behind
@@ -150,6 +151,10 @@ class _Tracer:
         return fake
 
     def _joint(self, *flat: torch.Tensor) -> list[torch.Tensor]:
+        with RepeatedOperators(self._mode):
+            return self._record(flat)
+
+    def _record(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The recorded function: forward, then the gradients of its parameters."""
         num_state = len(self._names)
         state = dict(zip(self._names, flat[:num_state], strict=True))

@@ -31,6 +31,7 @@ from popsim_torch.trace.graph.markers import REPEAT_WHILE
 from popsim_torch.trace.graph.origin import is_kept, origin_of
 from popsim_torch.trace.graph.parts import Views, is_view, restore, taken_parts
 from popsim_torch.trace.graph.pure_recorder import PureRecorder, node_of
+from popsim_torch.trace.graph.rewritten import Unproven, rewrite
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
 # Operators without results: they fail for some values, or send values to the host.
@@ -162,18 +163,38 @@ def functionalise_graph(
     """
     if not any(is_mutating(node) for node in module.graph.nodes):
         return module, {node: node for node in watched}
-    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     # A graph without inputs has the tensors elsewhere.
     every = (node.meta.get("val") for node in module.graph.nodes)
     fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
-    recorder = PureRecorder(fake_mode)
+    with torch.no_grad(), fx_traceback.preserve_node_meta():
+        try:
+            functional, became = rewrite(module, watched, PureRecorder(fake_mode))
+        except Unproven:
+            functional, became = replayed(module, watched, PureRecorder(fake_mode))
+    # A change recomputes views of the changed tensor; some of them have no reader.
+    functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
+    return functional, became
+
+
+def replayed(
+    module: torch.fx.GraphModule, watched: Collection[torch.fx.Node], recorder: PureRecorder
+) -> tuple[torch.fx.GraphModule, dict[torch.fx.Node, torch.fx.Node]]:
+    """Return a graph from which PyTorch has removed mutation; dead nodes may be left in it.
+
+    Args:
+        module: A graph of ATen operators.
+        watched: Nodes whose successors the caller needs.
+        recorder: Makes the new graph.
+
+    Returns:
+        The new graph, and the node of it that has the value of each watched node.
+    """
     replay = _Replay(module, watched, recorder)
-    with torch.no_grad(), fx_traceback.preserve_node_meta(), recorder:
-        inputs = [recorder.placeholder(f"arg{i}_1", value) for i, value in enumerate(values)]
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    inputs = [recorder.placeholder(f"arg{i}_1", value) for i, value in enumerate(values)]
+    with recorder:
         run = functionalize(replay.run, remove="mutations_and_views")
         functional = recorder.finish(run(*inputs))
     for node, part in replay.taken_parts.items():
         restore(node, part)
-    # A change recomputes views of the changed tensor; some of them have no reader.
-    functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, replay.became

@@ -11,12 +11,15 @@ from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.proxies import (
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-    get_proxy_slot,
-    track_tensor_tree,
+    add_call,
+    constant_or_node,
+    current_tracer,
+    track,
 )
+from popsim_torch.trace.graph.origin import copy_channel
+from popsim_torch.trace.graph.traced_tensors import TraceMode, is_plain, layout_of
 from popsim_torch.typed_torch import new_library
 
 NAMESPACE = "popsim"
@@ -74,14 +77,18 @@ def mark(gradient: torch.Tensor, key: int) -> torch.Tensor:
     There is one mark per gradient. If nothing is differentiated later, the node is made directly:
     the dispatcher takes several times as long.
     """
-    mode = get_proxy_mode()
-    slot = None if mode is None else get_proxy_slot(gradient, mode.tracer, None)
-    if mode is None or slot is None or torch.is_grad_enabled():
+    tracer = None if torch.is_grad_enabled() else current_tracer()
+    if tracer is None or type(gradient) is not FakeTensor:
         return MARK(gradient, key)  # type: ignore[no-any-return]
-    with disable_proxy_modes_tracing():
-        result = gradient.detach()
-    proxy = mode.tracer.create_proxy("call_function", MARK, (slot.proxy, key), {})
-    track_tensor_tree(result, proxy, constant=None, tracer=mode.tracer)
+    node, mode = constant_or_node(tracer, gradient), gradient.fake_mode
+    if not (
+        isinstance(node, torch.fx.Node) and isinstance(mode, TraceMode) and is_plain(gradient, mode)
+    ):
+        return MARK(gradient, key)  # type: ignore[no-any-return]
+    result, seen = mode.view(gradient, layout_of(gradient), gradient.fake_device)
+    made = add_call(tracer.graph, MARK, (node, key), {})
+    made.meta |= copy_channel() | {"val": seen}
+    track(tracer, result, made)
     return result
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +19,18 @@ from torch.fx.node import map_arg
 from popsim_torch.errors import InternalError
 from popsim_torch.private_torch.fake import FAKE_RULES, FakeTensor, FakeTensorMode
 from popsim_torch.private_torch.graph_modules import make_graph_module
-from popsim_torch.private_torch.modes import TorchDispatchMode
+from popsim_torch.private_torch.modes import TorchDispatchMode, disable_current_modes
 from popsim_torch.private_torch.operators import (
     OpOverload,
     has_composite_kernel,
     has_meta_kernel,
-    name_in_graph,
     schema_of,
 )
+from popsim_torch.private_torch.proxies import add_call
 from popsim_torch.private_torch.trees import tree_map_only
 from popsim_torch.trace.graph.origin import copy_channel
 
-__all__ = ["PureRecorder"]
+__all__ = ["PureRecorder", "is_composite", "node_of"]
 
 aten = torch.ops.aten
 # Operators whose last arguments are positions; the shape does not depend on them.
@@ -63,18 +64,26 @@ class PureRecorder(TorchDispatchMode):
 
     def placeholder(self, name: str, value: FakeTensor) -> torch.Tensor:
         """Add an input with a value; return the tensor to pass to operators."""
-        return self._tracked(self.graph.placeholder(name), self._value_of(value))
+        return _flowing(self.input(name, value))
+
+    def input(self, name: str, value: FakeTensor) -> torch.fx.Node:
+        """Add an input with a value; return its node."""
+        return self._with_value(self.graph.placeholder(name), self.shared(value))
 
     def attribute(self, value: torch.Tensor) -> torch.Tensor:
         """Add data of the host; return the tensor to pass to operators."""
+        return _flowing(self.data(value))
+
+    def data(self, value: torch.Tensor) -> torch.fx.Node:
+        """Add data of the host; return its node."""
         name = f"_tensor_constant{len(self._attributes)}"
         self._attributes[name] = value
-        fake = self._value(value, _empty_like(value), value.device)
+        fake = self._value(value, value.device)
         # (torch.fx.Graph.get_attr would look for it in a module, and warn.)
-        return self._tracked(self.graph.create_node("get_attr", name), fake)
+        return self._with_value(self.graph.create_node("get_attr", name), fake)
 
     def finish(self, results: Any) -> torch.fx.GraphModule:
-        """Return the graph that computes the given results."""
+        """Return the graph that computes the given results: nodes, or tensors of operators."""
         output = self.graph.output(tree_map_only(torch.Tensor, node_of, results))
         output.meta |= copy_channel()
         return make_graph_module(self._attributes, self.graph)
@@ -88,69 +97,95 @@ class PureRecorder(TorchDispatchMode):
             return func(*args)
         if func.namespace == "profiler":  # time markers, for example of loaders: nothing to compute
             return func(*args, **kwargs)
-        how = _how(func)
-        if how.is_composite:
+        if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         if func is aten.lift_fresh.default:
             func = aten.lift_fresh_copy.default  # later nodes may change its result in place
         node_args, node_kwargs = tree_map_only(torch.Tensor, node_of, (args, kwargs))
-        name = name_in_graph(self.graph, func)
-        node = self.graph.create_node("call_function", func, node_args, node_kwargs, name)
+        return tree_map_only(
+            torch.fx.Node, _flowing, self.record(func, tuple(node_args), node_kwargs)
+        )
+
+    def record(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Add the node of an operator.
+
+        Args:
+            func: The operator.
+            args: Its arguments, with nodes in the place of tensors.
+            kwargs: Its keyword arguments.
+            known: Returns fake tensors like the results, or None if that is not known.
+
+        Returns:
+            The node, or nodes if the operator has several results.
+        """
+        node = add_call(self.graph, func, args, kwargs)
         if schema_of(func).is_mutable:  # the final new value of an input
-            return self._tracked(node, node_args[0].meta["val"])
+            return self._with_value(node, args[0].meta["val"])
+        how = _how(func)
         key = (func, *map(_key, args[: how.num_counting]), *map(_key, kwargs.items()))
         if key not in self._results:
-            self._results[key] = self._computed(how, node, args, kwargs)
+            values = None if known is None else known()
+            if values is None:
+                values = self._computed(how, node)
+            self._results[key] = tree_map_only(torch.Tensor, self.shared, values)
         return self._noted(node, self._results[key])
 
-    def _computed(
-        self, how: _How, node: torch.fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _computed(self, how: _How, node: torch.fx.Node) -> Any:
         """Return the values of a node's results."""
         target: Any = node.target
         devices = {one.meta["val"].fake_device for one in node.all_input_nodes}
-        if how.is_short and len(devices) == 1 and not kwargs:
+        if how.is_short and len(devices) == 1 and not node.kwargs:
             (device,) = devices
-            found: torch.Tensor = target(*args)
-            return self._value(found, found, device)
+            with disable_current_modes():
+                found = target(*map_arg(node.args, lambda one: _empty_like(one.meta["val"])))
+            return self._value(found, device)
         fakes: Any = map_arg((node.args, node.kwargs), lambda one: one.meta["val"])
-        with self._fake_mode:
-            computed = target(*fakes[0], **fakes[1])
-        return tree_map_only(torch.Tensor, self._value_of, computed)
+        with disable_current_modes(), self._fake_mode:
+            return target(*fakes[0], **fakes[1])
 
-    def _value(self, like: Any, memory: torch.Tensor, device: torch.device) -> FakeTensor:
-        """Return the shared fake tensor of a device that is like another tensor.
-
-        Args:
-            like: Has the shape, layout and dtype.
-            memory: A ``meta`` tensor in place of its memory.
-            device: The device.
-        """
+    def _value(self, like: torch.Tensor, device: torch.device) -> FakeTensor:
+        """Return the shared fake tensor of a device that is like another tensor."""
         key = (like.shape, like.stride(), like.storage_offset(), like.dtype, device)
         if key not in self._values:
-            self._values[key] = FakeTensor(self._fake_mode, memory.detach(), device)
+            self._values[key] = FakeTensor(self._fake_mode, _empty_like(like), device)
         return self._values[key]
 
-    def _value_of(self, fake: FakeTensor) -> FakeTensor:
-        return self._value(fake, _empty_like(fake), fake.fake_device)
+    def shared(self, fake: FakeTensor) -> FakeTensor:
+        """Return the fake tensor that the nodes with such a value share."""
+        return self._value(fake, fake.fake_device)
 
     def _noted(self, node: torch.fx.Node, values: Any) -> Any:
-        """Record the value of a node, or a new node for each of several; return the tensors."""
+        """Record the value of a node, or a new node for each of several; return the nodes."""
         if isinstance(values, torch.Tensor):
-            return self._tracked(node, values)
-        node.meta |= copy_channel() | {"val": values}
+            return self._with_value(node, values)
+        self._with_value(node, values)
         if values is None:
             return None
-        parts = (self.graph.call_function(operator.getitem, (node, i)) for i in range(len(values)))
+        parts = (add_call(self.graph, operator.getitem, (node, i), {}) for i in range(len(values)))
         return type(values)(map(self._noted, parts, values))
 
-    def _tracked(self, node: torch.fx.Node, value: torch.Tensor) -> torch.Tensor:
-        """Record the value of a node; return the tensor to pass to operators."""
+    def _with_value(self, node: torch.fx.Node, value: Any) -> torch.fx.Node:
         node.meta |= copy_channel() | {"val": value}
-        flowing: Any = _empty_like(value)
-        flowing.popsim_node = node
-        return flowing  # type: ignore[no-any-return]
+        return node
+
+
+def _flowing(node: torch.fx.Node) -> torch.Tensor:
+    """Return the tensor to pass to operators for a node."""
+    flowing: Any = _empty_like(node.meta["val"])
+    flowing.popsim_node = node
+    return flowing  # type: ignore[no-any-return]
+
+
+def is_composite(func: OpOverload) -> bool:
+    """Return whether an operator is recorded as the operators that it consists of."""
+    return _how(func).is_composite
 
 
 def _empty_like(value: torch.Tensor) -> torch.Tensor:
@@ -159,8 +194,8 @@ def _empty_like(value: torch.Tensor) -> torch.Tensor:
 
 def _key(argument: Any) -> Any:
     """Return a key that is equal for all arguments with which the results have the same shape."""
-    if isinstance(argument, torch.Tensor):
-        return id(node_of(argument).meta["val"])
+    if isinstance(argument, torch.fx.Node):
+        return id(argument.meta["val"])
     if isinstance(argument, (list, tuple)):
         return tuple(map(_key, argument))
     return type(argument), argument  # True, 1 and 1.0 are equal, but their types differ

@@ -6,7 +6,7 @@ inside of all wrappers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,13 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.private_torch.fake import DataDependentOutputException, FakeTensorMode, is_fake
+from popsim_torch.private_torch.fake import (
+    DataDependentOutputException,
+    FakeMaker,
+    FakeTensor,
+    FakeTensorMode,
+    is_fake,
+)
 from popsim_torch.private_torch.functorch import (
     get_unwrapped,
     is_batchedtensor,
@@ -22,8 +28,9 @@ from popsim_torch.private_torch.functorch import (
     peek_interpreter_stack,
     temporarily_clear_interpreter_stack,
 )
-from popsim_torch.private_torch.modes import disable_current_modes
+from popsim_torch.private_torch.modes import DisableTorchDispatch, disable_current_modes
 from popsim_torch.private_torch.proxies import get_proxy_mode, get_proxy_slot
+from popsim_torch.trace.graph.shape_rules import RULES
 from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = [
@@ -36,7 +43,9 @@ __all__ = [
     "is_batched",
     "is_functorch_wrapped_tensor",
     "is_host_tensor",
+    "is_plain",
     "is_traced",
+    "layout_of",
     "node_of",
     "of_another_trace",
     "outside_transforms",
@@ -77,6 +86,24 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)
     return tensor
+
+
+def layout_of(
+    tensor: torch.Tensor,
+) -> tuple[torch.Size, tuple[int, ...], int, torch.dtype]:
+    """Return shape, strides, offset in the memory and dtype of a tensor."""
+    return tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype
+
+
+def is_plain(tensor: FakeTensor, mode: FakeTensorMode) -> bool:
+    """Return whether a tensor of a mode has nothing that ``layout_of`` does not tell."""
+    return (
+        tensor.fake_mode is mode
+        and tensor.constant is None
+        and tensor.layout is torch.strided
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -139,6 +166,57 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     is_over = False
 
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._makers: dict[torch.device, FakeMaker] = {}
+
+    def maker(self, device: torch.device) -> FakeMaker:
+        """Return the function that makes the tensors of a device."""
+        if device not in self._makers:
+            with DisableTorchDispatch():
+                self._makers[device] = FakeMaker(self, device)
+        return self._makers[device]
+
+    def view(
+        self,
+        of: FakeTensor,
+        layout: tuple[Sequence[int], Sequence[int], int, torch.dtype],
+        device: torch.device,
+    ) -> tuple[FakeTensor, FakeTensor]:
+        """Return two tensors with the memory of another one; nothing is recorded.
+
+        Args:
+            of: The other tensor.
+            layout: Shape, strides, offset in the memory and dtype.
+            device: The device.
+        """
+        shape, strides, offset, dtype = layout
+        maker = self.maker(device)
+        with DisableTorchDispatch():
+            memory = torch.empty(0, dtype=dtype, device="meta")
+            memory.set_(of.untyped_storage(), offset, tuple(shape), tuple(strides))
+            return maker(memory, self), maker(memory, self)
+
+    def new(
+        self, shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype, device: torch.device
+    ) -> tuple[FakeTensor, FakeTensor]:
+        """Return two tensors that share new memory; nothing is recorded."""
+        maker = self.maker(device)
+        with DisableTorchDispatch():
+            memory = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
+            return maker(memory, self), maker(memory, self)
+
+    def _by_own_rule(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> tuple[FakeTensor, ...] | None:
+        """Return the results of an operator with a rule of this package; else None."""
+        rule = RULES.get(func)
+        layouts = None if rule is None or kwargs or self.in_kernel_invocation else rule(*args)
+        if layouts is None:
+            return None
+        device = args[0].fake_device
+        return tuple(self.new(*layout, device)[0] for layout in layouts)
+
     def dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute one operator.
 
@@ -146,7 +224,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             Error: Code reads the value of a tensor that it has kept from the trace.
         """
         try:
-            return super().dispatch(func, *args, **kwargs)
+            found = self._by_own_rule(func, *args, **kwargs)
+            return super().dispatch(func, *args, **kwargs) if found is None else found
         except DataDependentOutputException as error:
             if not self.is_over:
                 raise

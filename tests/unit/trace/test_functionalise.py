@@ -3,8 +3,12 @@
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 
-from popsim_torch.trace.graph.functionalise import functionalise_graph, is_mutating
+from popsim_torch.private_torch.trees import tree_leaves
+from popsim_torch.trace.graph.functionalise import functionalise_graph, is_mutating, replayed
+from popsim_torch.trace.graph.pure_recorder import PureRecorder
+from popsim_torch.trace.graph.rewritten import Unproven, rewrite
 
 aten = torch.ops.aten
 
@@ -125,6 +129,84 @@ def test_a_second_run_changes_nothing(function, x):
     once, _ = functionalise_graph(graph_of(function, x), [])
     twice, _ = functionalise_graph(once, [])
     assert twice is once
+
+
+def running_statistics(x):
+    mean, variance = torch.zeros(4), torch.ones(4)
+    y = torch.nn.functional.batch_norm(x, mean, variance, training=True)
+    return torch.relu_(y), mean, variance
+
+
+def views_of_what_changes(x):
+    x = x.clone()
+    early = x.t()
+    x.add_(1)
+    late = x.view(4, 3)
+    x.mul_(2)
+    return early + late, x.unsqueeze(0), late.reshape(2, 6)
+
+
+def random_numbers(x):
+    return torch.empty_like(x).bernoulli_(0.5) * torch.empty_like(x).normal_()
+
+
+def added_up(x):
+    total = torch.zeros_like(x)
+    for _ in range(3):
+        total += x
+        total.copy_(total * 2)
+    return total
+
+
+def numbers_and_names(module):
+    """Return the nodes as text, with numbers for nodes, and with what later steps read."""
+    numbers = {node: i for i, node in enumerate(module.graph.nodes)}
+    return [
+        (
+            node.name,
+            str(node.target),
+            str(torch.fx.node.map_arg((node.args, node.kwargs), numbers.__getitem__)),
+            [
+                (one.shape, one.stride(), one.dtype)
+                for one in tree_leaves(node.meta.get("val"))
+                if isinstance(one, torch.Tensor)
+            ],
+            node.meta.get("custom"),
+        )
+        for node in numbers
+    ]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [add_in_place, chain, running_statistics, views_of_what_changes, random_numbers, added_up],
+    ids=lambda f: f.__name__,
+)
+def test_a_rewritten_graph_is_the_one_that_pytorch_makes(function, x):
+    given = graph_of(function, x)
+    watched = calls(given)[-3:]
+    for i, node in enumerate(calls(given)):
+        node.meta["custom"] = {"note": i}
+    fake_mode = next(iter(given.graph.nodes)).meta["val"].fake_mode
+    found = []
+    for remove in (rewrite, replayed):
+        with torch.no_grad(), preserve_node_meta():
+            module, became = remove(given, watched, PureRecorder(fake_mode))
+        module.graph.eliminate_dead_code()
+        found.append((numbers_and_names(module), [became[one].name for one in watched]))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [write_through_a_view, write_a_slice, out_argument, overlapping_writes],
+    ids=lambda f: f.__name__,
+)
+def test_changes_through_views_are_left_to_pytorch(function, x):
+    given = graph_of(function, x)
+    fake_mode = next(iter(given.graph.nodes)).meta["val"].fake_mode
+    with pytest.raises(Unproven):
+        rewrite(given, [], PureRecorder(fake_mode))
 
 
 def test_a_graph_without_mutation_is_returned_as_it_is(x):

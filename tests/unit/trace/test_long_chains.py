@@ -38,4 +38,5 @@ def looks(iterations, cut, monkeypatch):
 def test_looks_at_changes_in_place_are_as_many_as_changes(monkeypatch):
     for cut in (False, True):
         few, many = looks(20, cut, monkeypatch), looks(80, cut, monkeypatch)
-        assert many < 5 * few
+        assert (few > 0) == cut  # without a cut, the graph is rewritten and nobody looks
+        assert many <= 5 * few
