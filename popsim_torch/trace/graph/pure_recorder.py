@@ -140,8 +140,8 @@ class PureRecorder(TorchDispatchMode):
         if isinstance(values, torch.Tensor):
             return self._tracked(node, values)
         node.meta |= copy_channel() | {"val": values}
-        if values is None:
-            return None
+        if not isinstance(values, (list, tuple)):  # nothing, or a fact about shapes
+            return values
         parts = (self.graph.call_function(operator.getitem, (node, i)) for i in range(len(values)))
         return type(values)(map(self._noted, parts, values))
 

@@ -130,6 +130,16 @@ def of_another_trace(tensor: torch.Tensor) -> Error:
     )
 
 
+def _forgets_device(
+    device: torch.device | None = None, layout: torch.layout | None = None, **_settings: Any
+) -> bool:
+    """Return whether a copy is the sum of a tensor and a zero tangent.
+
+    Under ``vmap``, PyTorch's rule for the sum takes the device of the shapes that it has computed.
+    """
+    return layout is not None and device == torch.device("meta")
+
+
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Computes the shapes and dtypes of a trace's tensors.
 
@@ -139,14 +149,16 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     is_over = False
 
-    def dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute one operator.
 
         Raises:
             Error: Code reads the value of a tensor that it has kept from the trace.
         """
+        if func is torch.ops.aten._to_copy.default and kwargs and _forgets_device(**kwargs):
+            kwargs = {**kwargs, "device": args[0].device}
         try:
-            return super().dispatch(func, *args, **kwargs)
+            return super().dispatch(func, types, args, kwargs)
         except DataDependentOutputException as error:
             if not self.is_over:
                 raise
