@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from popsim_torch.machine import Estimate
 from popsim_torch.optim.planning import read_optimizer
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import add_settings
+from popsim_torch.shallow_copies import shallow_copy
 
 __all__ = ["estimate", "model_request"]
 
@@ -64,7 +64,7 @@ def model_request(
         own.outputMode(OutputMode.Final if training else OutputMode.All)
     given = args if isinstance(args, tuple) else (args,)
     return ModelRequest(
-        copy.copy(model),
+        shallow_copy(model),
         own,
         profiling.Channel(f"poptorch.{where}"),
         given,

@@ -108,6 +108,9 @@ class OpListener(Protocol):
     def at_end(self, ending: Callable[[], None]) -> None:
         """Call ``ending`` when all of forward has been traced."""
 
+    def as_autocast(self, operator: str, tensors: Any) -> Any:
+        """Return the tensors, cast as autocast casts the arguments of an ATen operator here."""
+
     def name_scope(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Put ``name`` before the names of the operations in the scope."""
 

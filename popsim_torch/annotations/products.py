@@ -68,8 +68,10 @@ def serializedMatMul(
             raise UsageAssertionError(
                 f"serializedMatMul: {name} must be a {kind.__name__}, got {type(value).__name__}."
             )
-    if op_listener.get() is None or mode is MatMulSerializationMode.Disabled:
+    listener = op_listener.get()
+    if listener is None or mode is MatMulSerializationMode.Disabled:
         return torch.matmul(lhs, rhs)
+    lhs, rhs = listener.as_autocast("matmul", (lhs, rhs))
     if not _can_multiply(lhs, rhs):
         return torch.matmul(lhs, rhs)  # raises PyTorch's error
     a = lhs.unsqueeze(0) if lhs.dim() == 1 else lhs

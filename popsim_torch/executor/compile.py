@@ -61,6 +61,7 @@ from popsim_torch.private_torch.graph_modules import use_lazy_graph_module
 from popsim_torch.private_torch.modes import DisableAutocast
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
+from popsim_torch.trace.autocast import warn_of_autocast_around
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.graph.enqueues import Enqueue
 from popsim_torch.trace.named_graph import name_nodes
@@ -306,6 +307,7 @@ def _run(request: CompileRequest, steps: Sequence[Callable[[Compilation], None]]
     # That source is never run.
     without_source = use_lazy_graph_module(True)
     # An autocast around the call must not change host tensors or what torch does during the trace.
+    warn_of_autocast_around()
     no_autocast = DisableAutocast()
     with (
         _one_at_a_time,

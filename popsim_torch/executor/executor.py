@@ -37,8 +37,10 @@ from popsim_torch.executor.tracebacks import shortened, shows_short_tracebacks
 from popsim_torch.executor.weight_copies import WeightCopies
 from popsim_torch.options import Options
 from popsim_torch.options.model_settings import SettingsThen
+from popsim_torch.private_torch.functorch import temporarily_clear_interpreter_stack
 from popsim_torch.private_torch.modes import DisableTorchFunction, disable_current_modes
 from popsim_torch.private_torch.module_parts import own_parameters
+from popsim_torch.shallow_copies import shallow_copy
 from popsim_torch.stages import module_repr
 from popsim_torch.tables import html_table
 
@@ -61,7 +63,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     ) -> None:
         explain_backward()
         # The same parameters and sub-modules, but separate attributes such as ``training``.
-        traced_model = copy.copy(model)
+        traced_model = shallow_copy(model)
         self._user_model = traced_model if optimizer is None else model
         seed = options.random_seed if options.exists("random_seed") else time.time_ns()
         start = [int(seed) & MAX_SEED, 0]
@@ -257,10 +259,12 @@ class PoplarExecutor(HasModel, Generic[P, R]):
 
     def __del__(self) -> None:
         # The device is released here, but its training progress must not be lost. The garbage
-        # collector may call this at any time, also during the trace of another model.
+        # collector may call this at any time, also during the trace of another model, or while a
+        # transform of torch.func runs.
         life = self.__dict__.get("_life")
         if life is not None and self._use.optimizer is not None and not sys.is_finalizing():
-            with disable_current_modes(), DisableTorchFunction():
+            without = temporarily_clear_interpreter_stack
+            with without(), disable_current_modes(), DisableTorchFunction():
                 life.release()
 
     # Copies.

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch._dynamo
 import torch.utils.checkpoint
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 __all__ = [
+    "BACKWARD_HOOK_NODE",
     "CHECKPOINT_GENERATORS",
     "MASK_DETECTION",
     "BatchNorm",
@@ -32,6 +34,8 @@ CHECKPOINT_GENERATORS = tuple(
     for name in vars(torch.utils.checkpoint)
     if name.startswith("_checkpoint_without_reentrant_generator")
 )
+# The class of autograd's nodes that call the backward hooks of modules.
+BACKWARD_HOOK_NODE: Any = BackwardHookFunction._backward_cls
 determinism_checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
 CachingTorchDispatchMode = torch.utils.checkpoint._CachingTorchDispatchMode
 dynamo_config: Any = torch._dynamo.config

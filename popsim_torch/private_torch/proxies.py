@@ -10,6 +10,7 @@ Checked: 2.13.
 import functools
 from typing import Any
 
+import torch
 import torch.fx
 from torch._ops import OpOverload
 from torch.fx.experimental.proxy_tensor import (
@@ -18,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import (
     get_proxy_mode,
     get_proxy_slot,
     make_fx,
+    set_proxy_slot,
     track_tensor_tree,
 )
 
@@ -30,6 +32,7 @@ __all__ = [
     "get_proxy_slot",
     "last_node",
     "record_graph",
+    "share_node",
     "track",
     "track_tensor_tree",
 ]
@@ -37,6 +40,13 @@ __all__ = [
 # Records a function as a graph of operators; disables the mode that would store PyTorch's function
 # in the metadata of each node, because nothing reads it.
 record_graph = functools.partial(make_fx, tracing_mode="real", _disable_torch_fn_metadata_mode=True)
+
+
+def share_node(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Make the node of another tensor the node of a recorded tensor."""
+    mode = get_proxy_mode()
+    if mode is not None:
+        set_proxy_slot(target, mode.tracer, get_proxy_slot(source, mode.tracer))
 
 
 def last_node(graph: torch.fx.Graph) -> torch.fx.Node:

@@ -74,23 +74,6 @@ def _without_compiler() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    """Let ``torch.autocast`` choose no dtypes: the device uses the dtypes of forward's tensors.
-
-    Autocast cannot run on this device, which has no kernels of its own.
-    """
-
-    def enter(self: torch.autocast) -> torch.autocast:
-        return self
-
-    def leave(self: torch.autocast, *_exception: object) -> bool:
-        return False
-
-    with mock.patch.multiple(torch.autocast, __enter__=enter, __exit__=leave):
-        yield
-
-
 def _with_range_on_device() -> AbstractContextManager[Any]:
     """Make ``torch.range`` return a tensor of the device: no mode sees that function."""
     on_host = torch.range
@@ -113,7 +96,6 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_mask_detection,
     _without_compiler,
     rebuilding_checkpoints,
-    _without_autocast,
     _with_range_on_device,
     cumulative_norm,
     noticed_host_reads,

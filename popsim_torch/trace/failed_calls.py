@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from popsim_torch.errors import Error
+from popsim_torch.ir import Origin
 from popsim_torch.trace.graph.origin import is_user_code
 
-__all__ = ["arguments_of_call", "explain_failed_call"]
+__all__ = ["arguments_of_call", "explain_failed_call", "explain_failed_gradient"]
 
 _NO_INPUTS = (list, dict)
 _NO_TENSOR = "must be Tensor, not "
@@ -47,6 +48,22 @@ def explain_failed_call(error: Exception, module: nn.Module, given: Mapping[str,
         return
     lines = [text, _inputs_that_are_no_tensors(text, given), _layer(frames, module)]
     error.args = ("\n".join(filter(None, lines)),)
+
+
+def explain_failed_gradient(error: Exception, origin: Origin) -> None:
+    """Add to an exception's message the call whose gradient PyTorch has refused.
+
+    Args:
+        error: The exception of a backward pass.
+        origin: The origin of the nodes that were made when it was raised.
+    """
+    frames = _frames(error)
+    if isinstance(error, Error) or not frames or is_user_code(frames[-1]) or not origin.backward:
+        return
+    if not origin.source or len(error.args) != 1 or not isinstance(error.args[0], str):
+        return
+    layer = f" in the layer '{origin.scope.replace('/', '.')}'" if origin.scope else ""
+    error.args = (f"{error.args[0]}\nThis is the gradient of the call at {origin.source}{layer}.",)
 
 
 def _frames(error: BaseException) -> list[FrameType]:

@@ -29,6 +29,7 @@ from popsim_torch.private_torch.operators import (
     custom_function_call,
 )
 from popsim_torch.private_torch.trees import tree_leaves, tree_map
+from popsim_torch.trace.autocast import as_autocast
 from popsim_torch.trace.back_end_choices import replacements
 from popsim_torch.trace.books.device_loop import DeviceLoopTrace
 from popsim_torch.trace.books.known_values import TO_PYTHON, reads_device
@@ -56,10 +57,12 @@ from popsim_torch.trace.graph.traced_tensors import (
 from popsim_torch.trace.host_changes import HostChanges, call_on_host
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.host_reads import warn_of_host_read
+from popsim_torch.trace.in_place import check_memory, is_in_place, masked_write
 from popsim_torch.trace.label_checks import check_labels
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
-from popsim_torch.trace.recurrent import recurrent_call
+from popsim_torch.trace.new_data import Ends, assign_data
+from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 from popsim_torch.trace.traceable import traceable_call
 
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
@@ -70,7 +73,7 @@ _GRADIENTS = frozenset({torch.autograd.grad, torch.autograd.backward, torch.Tens
 _OVERRIDE_CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-class FunctionListener(HostData, Protocol):
+class FunctionListener(HostData, Ends, Protocol):
     """The part of the tracer that gets the observations of the mode."""
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -100,8 +103,13 @@ class FunctionListener(HostData, Protocol):
     def after_call(self, result: torch.Tensor) -> None:
         """Record a tensor that a function returned or changed."""
 
-    def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a gradient hook in which operations of ``popsim_torch`` work."""
+    def hook(
+        self, function: Callable[..., Any], tensor: torch.Tensor | None = None
+    ) -> Callable[..., Any]:
+        """Return a gradient hook of a tensor in which operations of ``popsim_torch`` work."""
+
+    def hook_added(self, tensor: torch.Tensor) -> None:
+        """Record that the user has added a hook to a traced tensor."""
 
     def mark_loss(self, loss: torch.Tensor) -> None:
         """Record the result of a loss function."""
@@ -180,7 +188,8 @@ class FunctionMode(TorchFunctionMode):
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
-            _refuse_new_data(func, name, args)
+            if name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.data:
+                return assign_data(self._listener, func, args[0], self._lifted(args[1]))
             if name == "__get__" and is_host_tensor(args[0]):
                 result = self._listener.host_changes.call(func, name, args, kwargs)
             else:
@@ -196,8 +205,12 @@ class FunctionMode(TorchFunctionMode):
             return self._read(func, name, args, kwargs)
         if leaves_device(name, args, kwargs):
             return self._to_host(func, name, args, kwargs)
-        if name == "register_hook" and len(args) == 2 and callable(args[1]):
-            args = (args[0], self._listener.hook(args[1]))
+        if name == "register_hook":
+            hooks = [*args[1:], *kwargs.values()]
+            if len(hooks) == 1 and callable(hooks[0]):
+                handle = func(args[0], self._listener.hook(hooks[0], args[0]))
+                self._listener.hook_added(args[0])
+                return handle
         if name == "__reduce_ex__" or (name == "__deepcopy__" and args[0].is_leaf):
             return copied(name, args[0])
         func, args, kwargs = as_device_types(func, args, kwargs)
@@ -296,7 +309,10 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         self._listener.before_call(func)
+        if name in RECURRENT_FUNCTIONS:
+            args = as_autocast("linear", args)
         check_labels(func, args, kwargs)
+        check_memory(func, name, args, kwargs)
         body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
@@ -312,13 +328,14 @@ class FunctionMode(TorchFunctionMode):
             replacement := recurrent_call(name, args, kwargs)
             or traceable_call(func, args, kwargs)
             or slicing_call(self._listener, name, args)
+            or masked_write(self._listener, func, name, args, kwargs)
         ) is not None:
             with self:
                 result = replacement()
         else:
             result = _called(func, args, kwargs)
-        in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        for tensor in tensors_in(args[0] if in_place and args else result):
+        changed = args and is_in_place(name)
+        for tensor in tensors_in(args[0] if changed else result):
             self._listener.after_call(tensor)
         if func in LOSS_FUNCTIONS:
             self._listener.mark_loss(result)
@@ -369,7 +386,9 @@ class FunctionMode(TorchFunctionMode):
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run cross entropy on class indices as two operators, so that both can be anchored."""
-        logits, target, weight, reduction, ignore_index, smoothing = args
+        logits, target, weight, reduction, ignore_index, smoothing = as_autocast(
+            "cross_entropy_loss", args
+        )
         if target.dtype.is_floating_point or smoothing != 0:
             return func(*args, **kwargs)
         with self:
@@ -385,14 +404,6 @@ def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         if eager is None:
             raise
         raise eager from None
-
-
-def _refuse_new_data(func: Callable[..., Any], name: str, args: tuple[Any, ...]) -> None:
-    if name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.data:
-        raise Error(
-            f"Assigning Tensor.data in forward is not supported (tensor of shape "
-            f"{tuple(args[0].shape)}). Compute a new tensor, or use Tensor.copy_."
-        )
 
 
 def _is_gradient(func: Callable[..., Any]) -> bool:

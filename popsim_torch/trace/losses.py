@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from popsim_torch import logs
 from popsim_torch.errors import Error, NoLossError
+from popsim_torch.private_torch.modules import BACKWARD_HOOK_NODE
 from popsim_torch.trace.books.leaves import leaves_of
 from popsim_torch.trace.graph.traced_tensors import find_node
 
@@ -99,6 +100,22 @@ def _operands(node: Any) -> Sequence[Any]:
     return [following for following, _ in node.next_functions]
 
 
+def behind_hooks(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the output that backward hooks of the model make of its loss, or the loss itself.
+
+    Args:
+        loss: The loss that training starts from.
+        outputs: The outputs of forward.
+    """
+    for output in outputs:
+        node: Any = output.grad_fn
+        if node is None or not isinstance(node, BACKWARD_HOOK_NODE):
+            continue
+        if node.next_functions[output.output_nr] == (loss.grad_fn, loss.output_nr):
+            return output
+    return loss
+
+
 def warn_of_terms_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
     """Warn of an output that adds to the loss what would have to be trained on, too.
 
@@ -129,8 +146,8 @@ def find_final_loss(
 
     Args:
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
-        differentiated: Tensors whose gradients forward has computed itself: a loss among them
-            counts only if there is no other one.
+        differentiated: Tensors whose gradients forward has computed itself: a loss among them,
+            or one that they are computed from, counts only if there is no other one.
         left_out: Arguments of forward that are None: forward may need them to compute a loss.
 
     Raises:
@@ -147,7 +164,11 @@ def find_final_loss(
         )
     candidates = [loss for loss in losses if loss.grad_fn is not None] or losses
     final = [loss for loss in candidates if not any(_feeds(loss, other) for other in candidates)]
-    outer = [loss for loss in final if not any(loss is other for other in differentiated)]
+    outer = [
+        loss
+        for loss in final
+        if not any(loss is other or _feeds(loss, other) for other in differentiated)
+    ]
     final = outer or final
     if len({_origin(loss) for loss in final}) > 1:
         raise Error(

@@ -20,6 +20,7 @@ from popsim_torch.trace.books.stand_ins import StandIns
 from popsim_torch.trace.control.captures import BodyScopes
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.recording import BodyRecorder
+from popsim_torch.trace.graph.traced_tensors import tensors_in
 from popsim_torch.trace.host_changes import HostChanges
 from popsim_torch.trace.user_ops import UserOps
 
@@ -85,6 +86,16 @@ class Recorder:
         self.mark_loss = self.gradients.mark_loss
         self.mark_differentiated = self.gradients.mark_differentiated
         self.hook = self.user_ops.hook
+        self._endings: list[Callable[[], None]] = []
+        self.after_backward = self._endings.append
+        self.is_state = self._stand_ins.is_state
+        self.is_memory_of_state = self._stand_ins.is_memory_of_state
+        self.hook_added = self.gradients.hook_added
+
+    @property
+    def is_inside_of_body(self) -> bool:
+        """Whether the body of a loop or branch inside of forward is being traced."""
+        return self.gradients.is_inside_of_body
 
     @property
     def loop(self) -> DeviceLoopTrace | None:
@@ -111,6 +122,11 @@ class Recorder:
         self._stand_ins.start(state)
         self.gradients.start(state)
 
+    def end(self) -> None:
+        """Record that forward and backward have been traced."""
+        for ending in self._endings:
+            ending()
+
     def close(self) -> None:
         """Forget the trace.
 
@@ -120,7 +136,15 @@ class Recorder:
         for part in (self.gradients, self._stand_ins, self.values, self.user_ops):
             part.close()
         self.host_changes.clear()
+        self._endings.clear()
         self._origins.loop = None
+
+    def after_function(self, results: Any) -> None:
+        """Record the results of a ``torch.autograd.Function`` of the user."""
+        if op_listener.get() is self.user_ops:
+            self._origins.begin()
+            for tensor in tensors_in(results):
+                self.after_call(tensor)
 
     def before_call(self, function: Callable[..., Any]) -> None:
         """Record the origin of the nodes that are made next."""

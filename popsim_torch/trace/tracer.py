@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,17 +27,23 @@ from popsim_torch.private_torch.fake import (
     UnsupportedOperatorException,
 )
 from popsim_torch.private_torch.graph_modules import make_graph_module
+from popsim_torch.private_torch.modes import function_modes
 from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.private_torch.tensors import pose_as_parameter
 from popsim_torch.stages import block_listener
 from popsim_torch.trace.adaptations import adapted_torch
+from popsim_torch.trace.autocast import autocast_regions
 from popsim_torch.trace.books.changed_in_place import explained
 from popsim_torch.trace.books.device_loop import DeviceLoopBody, DeviceLoopTrace
 from popsim_torch.trace.books.result import TraceRequest, TraceResult
 from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.eager_errors import without_fakes
-from popsim_torch.trace.failed_calls import arguments_of_call, explain_failed_call
+from popsim_torch.trace.failed_calls import (
+    arguments_of_call,
+    explain_failed_call,
+    explain_failed_gradient,
+)
 from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.device import DEVICE
@@ -46,7 +52,7 @@ from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
 from popsim_torch.trace.graph.traced_tensors import TraceMode, find_node
 from popsim_torch.trace.join_slices import join_slices
-from popsim_torch.trace.losses import find_final_loss, warn_of_terms_behind
+from popsim_torch.trace.losses import behind_hooks, find_final_loss, warn_of_terms_behind
 from popsim_torch.trace.module_state import (
     TracedState,
     attributes_kept,
@@ -55,6 +61,7 @@ from popsim_torch.trace.module_state import (
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
 from popsim_torch.trace.recorder import Recorder
+from popsim_torch.trace.user_backward import observed_backward, observed_functions
 
 _logger = logging.getLogger("poptorch::python")
 
@@ -101,7 +108,14 @@ class _Tracer:
             if self._request.training:
                 flat.append(_fake((), torch.float32))
         try:
-            with self._mode, recording(), _quiet(), self._translated_errors():
+            with (
+                self._mode,
+                recording(),
+                _quiet(),
+                self._translated_errors(),
+                observed_backward(self._recorder.hook),
+                autocast_regions(),
+            ):
                 self._result.graph_module = record_graph(self._joint)(*flat)
             self._drop_unused_loss_scale()
             self._check_overlaps()
@@ -171,6 +185,7 @@ class _Tracer:
         else:
             training = self._request.training
             gradients = self._backward(state, flat[-1], outputs) if training else []
+        self._recorder.end()
         self._hooks.warn(state, self._result.gradients)
         return [*outputs, *gradients]
 
@@ -186,6 +201,7 @@ class _Tracer:
             stack.enter_context(_context(op_listener, self._recorder.user_ops))
             stack.enter_context(_context(block_listener, request.stages))
             stack.enter_context(self._recorder.following_modules())
+            stack.enter_context(observed_functions(self._recorder.after_function))
             stack.enter_context(adapted_torch())
             stack.enter_context(attributes_kept(module))
             if self._loop is not None:
@@ -196,7 +212,10 @@ class _Tracer:
             mode = partial(
                 FunctionMode, self._recorder, request.training, self._mode, request.back_end
             )
-            self._recorder.user_ops.function_mode = mode  # gradient hooks also run under a mode
+            # Gradient hooks also run under a mode.
+            self._recorder.user_ops.function_mode = lambda: (
+                nullcontext() if _is_observed() else mode()
+            )
             stack.enter_context(mode())
             self._hooks.attach(state)
             structure = module(*args, **kwargs)
@@ -234,6 +253,7 @@ class _Tracer:
             if located is not None:
                 raise located from None
             explain_failed_call(error, self._request.module, self._given)
+            explain_failed_gradient(error, current_origin())
             raise
 
     def _end_loop(self, loop: DeviceLoopTrace) -> list[torch.Tensor]:
@@ -264,6 +284,7 @@ class _Tracer:
                 "gradient, so nothing is trained."
             )
             return []
+        loss = behind_hooks(loss, outputs)
         warn_of_terms_behind(loss, outputs)
         loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
@@ -276,6 +297,11 @@ class _Tracer:
         found = [(n, g) for n, g in zip(names, gradients, strict=True) if g is not None]
         self._result.gradients = [name for name, _ in found]
         return [gradient for _, gradient in found]
+
+
+def _is_observed() -> bool:
+    """Return whether a mode gets the function calls of this thread."""
+    return any(isinstance(mode, FunctionMode) for mode in function_modes())
 
 
 def _check_not_accumulated(parameters: Mapping[str, torch.Tensor]) -> None:

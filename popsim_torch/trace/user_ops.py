@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +13,12 @@ import torch
 from popsim_torch.custom_ops.registry import CustomCall
 from popsim_torch.enums import OverlapMode
 from popsim_torch.host_call import CPU, CallArguments
+from popsim_torch.ir import NOWHERE
 from popsim_torch.ops import PrintFormat, op_listener
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.modes import DisableTorchFunction, EnableTorchFunction
 from popsim_torch.private_torch.proxies import last_node
+from popsim_torch.trace.autocast import as_autocast
 from popsim_torch.trace.books.call_origins import CallOrigins
 from popsim_torch.trace.books.device_loop import DeviceLoopTrace
 from popsim_torch.trace.books.gradients import Gradients
@@ -25,9 +29,10 @@ from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.custom import custom_results
 from popsim_torch.trace.graph.enqueues import Sums, record_enqueue
 from popsim_torch.trace.graph.markers import PrintedTensor
-from popsim_torch.trace.graph.origin import note_hook, origin_kept
+from popsim_torch.trace.graph.origin import note_hook, origin_kept, origin_of, set_origin
 from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
+    find_node,
     is_host_tensor,
     is_traced,
     node_of,
@@ -97,16 +102,28 @@ class UserOps:
         """Whether the body of a loop or branch inside of forward is being traced."""
         return self._gradients.is_inside_of_body
 
-    def hook(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a user's gradient hook that can enqueue and print, as forward can."""
+    def hook(
+        self, function: Callable[..., Any], tensor: torch.Tensor | None = None
+    ) -> Callable[..., Any]:
+        """Return a user's gradient hook that can enqueue and print, as forward can.
+
+        Args:
+            function: The hook.
+            tensor: The traced tensor of the gradient: the hook belongs to the call that made it.
+        """
+        node = None if tensor is None else find_node(tensor)
+        made_by = NOWHERE if node is None else replace(origin_of(node), backward=True)
         # In a body, the tensors during the recording of its gradient differ from those of forward.
         scope = nullcontext if self.is_inside_of_body else self._as_in_forward
 
+        @functools.wraps(function)  # errors name it
         def called(*gradients: Any) -> Any:
             # Autograd calls it in another thread.
             token, origin = op_listener.set(self), self._origins.current
             try:
                 with origin_kept(), scope():
+                    if self._origins.in_backward and made_by.call:
+                        set_origin(made_by)
                     return function(*gradients)
             finally:
                 self._origins.current = origin
@@ -119,6 +136,10 @@ class UserOps:
         """Observe function calls in this scope, in whichever thread autograd makes them."""
         with EnableTorchFunction(), self.function_mode():
             yield
+
+    def as_autocast(self, operator: str, tensors: Any) -> Any:
+        """Return the tensors, cast as autocast casts the arguments of an ATen operator here."""
+        return as_autocast(operator, tensors)
 
     def at_end(self, ending: Callable[[], None]) -> None:
         """Call ``ending`` after the whole forward has been traced."""

@@ -24,7 +24,16 @@ ROOT = Path(__file__).resolve().parents[2]
 PYTHON_LAYERS = (
     ("_C", "private_torch", "typed_torch"),
     (
-        *("enums", "errors", "dtypes", "wrapper_tensors", "profiling", "shared_scope", "version"),
+        *(
+            "enums",
+            "errors",
+            "dtypes",
+            "wrapper_tensors",
+            "profiling",
+            "shared_scope",
+            "shallow_copies",
+            "version",
+        ),
         "host_trace",
         "verdict",
         "tables",

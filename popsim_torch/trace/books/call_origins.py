@@ -11,7 +11,7 @@ from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.books.device_loop import DeviceLoopTrace
 from popsim_torch.trace.books.regions import Regions
 from popsim_torch.trace.books.scopes import Scopes
-from popsim_torch.trace.graph.origin import set_origin, user_line
+from popsim_torch.trace.graph.origin import current_origin, set_origin, user_line
 
 __all__ = ["CallOrigins"]
 
@@ -52,6 +52,18 @@ class CallOrigins:
             multi_conv: Number of the group of convolutions that the call belongs to.
         """
         source = user_line(excludes=self._location_excludes)
+        if self.in_backward:  # code of the user in a backward pass belongs to the call it is of
+            present = current_origin()
+            self.current = replace(
+                present,
+                backward=True,
+                op_type=op_type,
+                source=source or present.source,
+                call=next(self._calls),
+                multi_conv=multi_conv,
+            )
+            set_origin(self.current)
+            return
         self.current = Origin(
             self.scopes.current,
             self._stages.current_stage(),

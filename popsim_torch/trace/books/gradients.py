@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.autocasts import without_autocast
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.books.call_origins import CallOrigins
 from popsim_torch.trace.books.changed_in_place import explained
@@ -27,6 +28,28 @@ from popsim_torch.trace.graph.traced_tensors import (
 )
 
 __all__ = ["Gradients"]
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, int]:
+    """Return what identifies a differentiable tensor: a leaf itself has no node."""
+    return (id(tensor) if tensor.grad_fn is None else tensor.grad_fn), tensor.output_nr
+
+
+def _refuses(node: Any) -> bool:
+    """Return whether a node of autograd is there to raise an error (``once_differentiable``)."""
+    return type(node).__name__ == "Error"
+
+
+def _check_refusals(root: Any) -> None:
+    """Run the nodes that raise errors; a backward pass to the parameters would leave them out."""
+    todo, seen = [root], {root}
+    while todo:
+        node = todo.pop()
+        if _refuses(node):
+            node(None)
+        new = {following for following, _ in node.next_functions} - seen - {None}
+        seen |= new
+        todo += new
 
 
 class Gradients:
@@ -49,9 +72,12 @@ class Gradients:
         # Autograd nodes seen so far; kept alive, because they are compared by id.
         self._seen: set[Any] = set()
         self._hooked: set[tuple[Any, int]] = set()
+        # The hooks that name gradients, by the place of the tensor, and the functions to register.
+        self._naming: dict[tuple[Any, int], tuple[Any, Callable[..., Any]]] = {}
         # Prints with gradient: the tensor, and the tensor that replaces it after the print.
         self._printed: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._depth_of_bodies = 0
+        self._has_refusal = False
         self.losses: list[torch.Tensor] = []
         self.differentiated: list[torch.Tensor] = []
 
@@ -66,8 +92,9 @@ class Gradients:
 
     def close(self) -> None:
         """Forget the trace; hooks hold this object."""
-        for seen in (self._seen, self._hooked, self._printed, self.losses, self.differentiated):
+        for seen in (self._seen, self._hooked, self._naming, self._printed, self.losses):
             seen.clear()
+        self.differentiated.clear()
         del self._result, self._graph
 
     def new_key(self) -> int:
@@ -76,6 +103,8 @@ class Gradients:
 
     def after_call(self, result: torch.Tensor) -> None:
         """Name the gradient of a differentiable result, and follow its backward nodes."""
+        if not torch.is_grad_enabled():
+            return  # a view that was changed without gradient would refuse to be asked for its node
         result = unwrapped(result)
         if not result.requires_grad or result.grad_fn is None:
             return
@@ -92,6 +121,14 @@ class Gradients:
             return
         self._result.forward_of[key] = node_of(result)
         self._follow(result.grad_fn)
+
+    def hook_added(self, tensor: torch.Tensor) -> None:
+        """Name the gradient after a new hook of the user has changed it."""
+        place = _place(unwrapped(tensor))
+        if place in self._naming:
+            handle, named = self._naming[place]
+            handle.remove()
+            self._register(unwrapped(tensor), named)
 
     # Losses.
 
@@ -151,7 +188,8 @@ class Gradients:
         set_origin(origins.backward())
         before, origins.in_backward = origins.in_backward, True
         try:
-            yield
+            with without_autocast():  # backward is outside of the regions of forward
+                yield
         except RuntimeError as error:
             located = explained(error, user_line(excludes=("contextlib.py",)))
             if located is None:
@@ -168,6 +206,8 @@ class Gradients:
         """Run a backward pass that starts at ``loss``."""
         self._keep_prints_of(loss)
         self._follow(loss.grad_fn)
+        if self._has_refusal:
+            _check_refusals(loss.grad_fn)
         watch_uses(loss.grad_fn, self._note_use)
         set_origin(self._origins.backward())
         self._origins.in_backward = True
@@ -206,16 +246,26 @@ class Gradients:
         """
         origins = self._origins
 
+        def placed(gradient: torch.Tensor | None) -> None:
+            node = None if gradient is None else find_node(gradient)
+            if node is not None and stage is not None and origins.in_backward:
+                place_sums(node, stage, origins.position)
+
         def named(gradient: torch.Tensor | None) -> torch.Tensor | None:
             if gradient is None or not origins.in_backward:
                 return None
-            node = None if stage is None else find_node(gradient)
-            if node is not None and stage is not None:
-                place_sums(node, stage, origins.position)
             return mark(gradient, key)
 
+        if stage is not None:
+            with DisableTorchFunction():
+                tensor.register_hook(placed)  # type: ignore[no-untyped-call]
+        self._register(tensor, named)
+
+    def _register(self, tensor: torch.Tensor, named: Callable[..., Any]) -> None:
+        """Add the hook that names a gradient, behind all hooks that the tensor has."""
         with DisableTorchFunction():  # this is not a hook of the user
-            tensor.register_hook(named)  # type: ignore[no-untyped-call]
+            handle = tensor.register_hook(named)  # type: ignore[no-untyped-call]
+        self._naming[_place(tensor)] = handle, named
 
     def _follow(self, node: Any) -> None:
         """Give the backward nodes of the current call its origin.
@@ -234,5 +284,6 @@ class Gradients:
             if current is None or current in self._seen or hasattr(current, "variable"):
                 continue
             self._seen.add(current)
+            self._has_refusal |= _refuses(current)
             current.register_prehook(before)
             todo.extend(following for following, _ in current.next_functions)

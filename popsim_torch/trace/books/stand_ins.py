@@ -9,6 +9,7 @@ import torch.fx
 
 from popsim_torch.dtypes import is_continuous
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.trace.books.constants import Constants
 from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.functionalise import unchanged
@@ -28,6 +29,7 @@ class StandIns:
         self._result = result
         self._by_identity: dict[int, torch.Tensor] = {}
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
+        self._memories: set[int] = set()
         self._constants = Constants(result.constants)
         # By id; the tensors are kept alive, so that no id is used twice.
         self._numbers: dict[int, tuple[int, torch.Tensor]] = {}
@@ -36,6 +38,7 @@ class StandIns:
         """Begin a trace in which parameters and buffers are these traced tensors, by name."""
         host = {**self._result.parameters, **self._result.buffers}
         self._by_identity = {id(tensor): state[name] for name, tensor in host.items()}
+        self._memories = set(map(storage_key, state.values()))
         self._state_of = {node_of(tensor): tensor for tensor in state.values()}
 
     def close(self) -> None:
@@ -67,6 +70,14 @@ class StandIns:
     def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
         """Return the parameter or buffer of a node; None if the node is something else."""
         return self._state_of.get(unchanged(node))
+
+    def is_state(self, tensor: torch.Tensor) -> bool:
+        """Return whether a traced tensor is a parameter or buffer of the model."""
+        return any(tensor is one for one in self._by_identity.values())
+
+    def is_memory_of_state(self, tensor: torch.Tensor) -> bool:
+        """Return whether a traced tensor has the memory that holds a parameter or buffer."""
+        return storage_key(tensor) in self._memories
 
     def gradients_wanted(self) -> None:
         """Let parameters need gradients even if the trace needs none, in inference."""

@@ -166,8 +166,8 @@ class PureRecorder(TorchDispatchMode):
         if isinstance(values, torch.Tensor):
             return self._with_value(node, values)
         self._with_value(node, values)
-        if values is None:
-            return None
+        if not isinstance(values, (list, tuple)):  # nothing, or a fact about shapes
+            return values
         parts = (add_call(self.graph, operator.getitem, (node, i), {}) for i in range(len(values)))
         return type(values)(map(self._noted, parts, values))
 

@@ -157,6 +157,16 @@ def of_another_trace(tensor: torch.Tensor) -> Error:
     )
 
 
+def _forgets_device(
+    device: torch.device | None = None, layout: torch.layout | None = None, **_settings: Any
+) -> bool:
+    """Return whether a copy is the sum of a tensor and a zero tangent.
+
+    Under ``vmap``, PyTorch's rule for the sum takes the device of the shapes that it has computed.
+    """
+    return layout is not None and device == torch.device("meta")
+
+
 class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Computes the shapes and dtypes of a trace's tensors.
 
@@ -217,15 +227,17 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         device = args[0].fake_device
         return tuple(self.new(*layout, device)[0] for layout in layouts)
 
-    def dispatch(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute one operator.
 
         Raises:
             Error: Code reads the value of a tensor that it has kept from the trace.
         """
+        if func is torch.ops.aten._to_copy.default and kwargs and _forgets_device(**kwargs):
+            kwargs = {**kwargs, "device": args[0].device}
         try:
-            found = self._by_own_rule(func, *args, **kwargs)
-            return super().dispatch(func, *args, **kwargs) if found is None else found
+            found = self._by_own_rule(func, types, args, kwargs)
+            return super().dispatch(func, types, args, kwargs) if found is None else found
         except DataDependentOutputException as error:
             if not self.is_over:
                 raise

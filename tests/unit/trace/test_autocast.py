@@ -1,45 +1,58 @@
-"""torch.autocast chooses no dtypes on the device."""
+"""torch.autocast in forward, as a decorator, and around the call of a compiled model."""
 
 import pytest
 import torch
 from torch import nn
 
-import popsim_torch as poptorch
-from tests.options import make_options
-from tests.unit.annotations.models import Model, X, inference
+from popsim_torch.private_torch.autocasts import listed_operators
+from popsim_torch.trace.autocast_policies import Policy, policies_of
+from tests.unit.annotations.models import X, inference
 
 
-@pytest.mark.filterwarnings("ignore:CUDA is not available")
-@pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("device", ["cpu", "cuda", "ipu"])
-def test_autocast_chooses_no_types(device, dtype):
+@pytest.mark.parametrize("dtype", [None, torch.float16])
+@pytest.mark.parametrize("device", ["cuda", "ipu"])
+def test_a_region_and_one_without_autocast_inside(device, dtype):
     def function(model, x):
         with torch.autocast(device, dtype=dtype):
             y = model.fc(x)
             with torch.autocast(device, enabled=False):
-                return torch.softmax(y, -1), y @ y.t()
+                return y, model.fc(x), y @ y.t()
 
-    def plain(model, x):
-        y = model.fc(x)
-        return torch.softmax(y, -1), y @ y.t()
-
-    ours, expected = inference(function)(X), inference(plain)(X)
-    assert all(torch.equal(*pair) for pair in zip(ours, expected, strict=True))
+    half, plain, product = inference(function)(X)
+    assert (half.dtype, plain.dtype, product.dtype) == (
+        *(torch.float16, torch.float32),
+        torch.float16,
+    )
+    torch.testing.assert_close(half.float(), plain, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("device", ["cpu", "ipu"])
-def test_autocast_as_a_decorator_and_around_a_call(device):
-    expected = inference(lambda m, x: m.fc(x))(X)
-    decorated = torch.autocast(device, dtype=torch.bfloat16)(lambda m, x: m.fc(x))
-    assert torch.equal(inference(decorated)(X), expected)
-    model = inference(lambda m, x: m.fc(x))
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert torch.equal(model(X), expected)
-    with torch.autocast("cpu", dtype=torch.bfloat16):  # the context works again
+def test_bfloat16_is_float32(device):
+    def function(model, x):
+        with torch.autocast(device, dtype=torch.bfloat16):
+            return model.fc(x)
+
+    assert torch.equal(inference(function)(X), inference(lambda m, x: m.fc(x))(X))
+
+
+@pytest.mark.parametrize("device", ["cpu", "ipu"])
+def test_a_decorator(device):
+    decorated = torch.autocast(device, dtype=torch.float16)(lambda m, x: m.fc(x))
+    assert inference(decorated)(X).dtype == torch.float16
+    with torch.autocast("cpu", dtype=torch.bfloat16):  # the context of the host works again
         assert nn.Linear(3, 2)(X).dtype == torch.bfloat16
 
 
-def test_autocast_around_a_call_leaves_kernels_of_pytorch_alone():
+@pytest.mark.parametrize(("dtype", "warns"), [(torch.float16, True), (torch.bfloat16, False)])
+def test_around_a_call_it_has_no_effect_and_says_so(dtype, warns, caplog):
+    expected = inference(lambda m, x: m.fc(x))(X)
+    model = inference(lambda m, x: m.fc(x))
+    with caplog.at_level("WARNING", "poptorch::python"), torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(model(X), expected)
+    assert ("has no effect on it: the model keeps its dtypes" in caplog.text) == warns
+
+
+def test_around_a_call_it_leaves_kernels_of_pytorch_alone():
     x = torch.randn(4, 3)
     model = inference(lambda m, x: torch.addbmm(x[:2], x.view(2, 2, 3), x.view(2, 3, 2) @ x[:2]))
     expected = model(x)
@@ -48,19 +61,26 @@ def test_autocast_around_a_call_leaves_kernels_of_pytorch_alone():
         assert torch.equal(model(x), expected)
 
 
-def test_autocast_in_training():
-    def function(model, x):
-        with torch.autocast("ipu", dtype=torch.float16):
-            return poptorch.identity_loss(model.fc(x).square().sum(), "none")
+@pytest.mark.parametrize("device", ["cpu", "cuda", "ipu"])
+def test_all_operators_of_pytorchs_lists_have_a_policy(device):
+    lists = "cpu" if device == "cpu" else "cuda"
+    assert set(policies_of(device)) == set(listed_operators(lists))
 
-    torch.manual_seed(1)
-    module = Model(function)
-    options = make_options()
-    options.anchorTensor("gradient", "Gradient___fc.weight")
-    model = poptorch.trainingModel(module, options, poptorch.optim.SGD(module.parameters(), lr=0))
-    loss = model(X)
-    weight = module.fc.weight.detach().clone().requires_grad_()
-    expected = nn.functional.linear(X, weight, module.fc.bias.detach()).square().sum()
-    expected.backward()
-    torch.testing.assert_close(loss, expected.detach())
-    torch.testing.assert_close(model.getAnchoredTensor("gradient"), weight.grad)
+
+def test_the_policies_are_those_of_pytorchs_kernels():
+    x, y = torch.randn(4, 4), torch.randn(4, 4).half()
+    with torch.autocast("cpu", dtype=torch.float16):
+        found = {
+            "linear": nn.functional.linear(x, x),
+            "mm": x @ x,
+            "prelu": nn.functional.prelu(x, x[0]),
+            "mse_loss": nn.functional.mse_loss(y, y),
+            "trace": torch.trace(y),
+            "prod": torch.prod(y),
+        }
+        assert torch.cat([x, y]).dtype == torch.float32
+    policies = policies_of("cpu")
+    assert policies["cat"] == Policy.PROMOTE
+    for name, result in found.items():
+        lower = result.dtype == torch.float16
+        assert policies[name] == (Policy.LOWER if lower else Policy.FLOAT32), name

@@ -103,19 +103,22 @@ def test_functions_that_make_tensors_inside_are_not_warned_of(caplog):
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [(torch.bfloat16, torch.float32), (torch.float16, torch.float16)]
+)
 @pytest.mark.parametrize("device", ["ipu", "cpu"])
-def test_autocast_changes_nothing(device):
-    @torch.autocast(device, dtype=torch.bfloat16)
+def test_autocast_chooses_dtypes_of_the_device(device, dtype, expected):
+    @torch.autocast(device, dtype=dtype)
     def function(x):
         return x @ x.t()
 
     def plain(x):
-        with torch.autocast(x.device.type, dtype=torch.float16):
+        with torch.autocast(x.device.type, dtype=dtype):
             return x @ x.t()
 
     for forward in (function, plain):
         (result,) = trace_of(Function(forward), X).graph_module.graph.output_node().args[0]
-        assert result.meta["val"].dtype == torch.float32
+        assert result.meta["val"].dtype == expected
 
 
 def test_a_factory_told_to_stay_on_the_host_stays():
