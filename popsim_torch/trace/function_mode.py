@@ -59,6 +59,7 @@ from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_
 from popsim_torch.trace.host_reads import warn_of_host_read
 from popsim_torch.trace.in_place import check_memory, is_in_place, masked_write
 from popsim_torch.trace.label_checks import check_labels
+from popsim_torch.trace.list_indices import with_tensor_indices
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
@@ -220,6 +221,7 @@ class FunctionMode(TorchFunctionMode):
             with self:
                 return tensor_of_data(self._listener, func, name, args, kwargs)
         self._listener.host_changes.notice(name, target, args, kwargs)
+        args = with_tensor_indices(name, args)
         args, kwargs = tree_map(self._lifted, (args, kwargs), is_leaf=_is_size)
         if name == "tensor_split":
             args, kwargs = self._with_numbers(args, kwargs)

@@ -135,20 +135,32 @@ def warn_of_terms_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) ->
             return
 
 
+def _combinations(
+    losses: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Return the outputs that are one number each and are computed from all losses."""
+    numbers = [output for output in outputs if output.grad_fn is not None and output.numel() == 1]
+    return [number for number in numbers if all(_feeds(loss, number) for loss in losses)]
+
+
 def find_final_loss(
     losses: list[torch.Tensor],
     differentiated: Sequence[torch.Tensor] = (),
     left_out: Sequence[str] = (),
+    outputs: Sequence[torch.Tensor] = (),
 ) -> torch.Tensor:
     """Return the one loss that no other loss is computed from.
 
-    Losses without gradient count only if there are no others: then nothing is trained.
+    Losses without gradient count only if there are no others: then nothing is trained. If there
+    are several losses, the one number that forward computes from all of them and returns is
+    the loss: their sum.
 
     Args:
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
         differentiated: Tensors whose gradients forward has computed itself: a loss among them,
             or one that they are computed from, counts only if there is no other one.
         left_out: Arguments of forward that are None: forward may need them to compute a loss.
+        outputs: The outputs of forward.
 
     Raises:
         NoLossError: There is no loss.
@@ -171,11 +183,14 @@ def find_final_loss(
     ]
     final = outer or final
     if len({_origin(loss) for loss in final}) > 1:
-        raise Error(
-            f"trainingModel: Multiple independent losses found in graph ({len(final)} of them). "
-            "There has to be one final loss: combine them and wrap the result, "
-            'poptorch.identity_loss(loss1 + loss2, reduction="sum").'
-        )
+        combined = _combinations(final, outputs)
+        if len({_origin(output) for output in combined}) != 1:
+            raise Error(
+                f"trainingModel: Multiple independent losses found in graph ({len(final)} of "
+                "them). There has to be one final loss: return their sum from forward, or "
+                'wrap it, poptorch.identity_loss(loss1 + loss2, reduction="sum").'
+            )
+        final = combined
     loss = final[-1]
     if loss.numel() != 1:
         raise Error(

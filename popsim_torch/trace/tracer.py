@@ -276,7 +276,7 @@ class _Tracer:
     ) -> list[torch.Tensor]:
         followed = self._recorder.gradients
         left_out = [name for name, value in self._given.items() if value is None]
-        loss = find_final_loss(followed.losses, followed.differentiated, left_out)
+        loss = find_final_loss(followed.losses, followed.differentiated, left_out, outputs)
         self._result.loss_dtypes = [loss.dtype]
         if loss.grad_fn is None:
             _logger.warning(

@@ -1,7 +1,10 @@
 """Training a model with several losses that do not depend on each other."""
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import popsim_torch as poptorch
@@ -34,14 +37,68 @@ def test_two_identity_losses(h):
     h.check_training(model)
 
 
-def test_a_sum_of_two_losses_is_not_combined_by_itself(h):
-    class Adds(h.Net):
-        def forward(self, x, y):
-            out = self.fc(x)
-            return out, self.loss(out, y) + F.mse_loss(out, out * 0)
+class Adds(nn.Module):
+    """Has two losses, and returns what a function makes of them."""
 
+    def __init__(self, combine):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.combine = combine
+
+    def forward(self, x, y):
+        out = self.fc(x)
+        return self.combine(F.cross_entropy(out, y), F.mse_loss(out, out.detach() * 0), out)
+
+
+SUMS = {
+    "alone": lambda one, two, out: one + two,
+    "after the output": lambda one, two, out: (out, one + two),
+    "in a dict": lambda one, two, out: {"loss": (one + two) / 2, "logits": out},
+    "beside its parts": lambda one, two, out: (one, two, one + 0.25 * two),
+    "with a term": lambda one, two, out: one * two + 0.1 * out.square().sum(),
+    "twice": lambda one, two, out: (sum([one, two]) * 1,) * 2,
+    "stacked": lambda one, two, out: torch.stack([one, two]).max(),
+}
+
+
+def loss_in(output):
+    if isinstance(output, dict):
+        return output["loss"]
+    return output[-1] if isinstance(output, tuple) else output
+
+
+@pytest.mark.parametrize("combine", SUMS.values(), ids=SUMS)
+def test_what_forward_makes_of_all_losses_and_returns_is_trained(h, combine):
+    net = Adds(combine)
+    twin = copy.deepcopy(net)
+    model = h.train(net)
+    for _ in range(2):
+        x, y = h.good_batch()
+        loss = loss_in(model(x, y))
+        twin.zero_grad()
+        expected = loss_in(twin(x, y))
+        expected.backward()
+        torch.testing.assert_close(loss, expected.detach())
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter -= 0.125 * parameter.grad
+    for parameter, other in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach(), other.detach())
+
+
+NOT_ONE_SUM = {
+    "two sums": lambda one, two, out: (one + two, one - two),
+    "a sum and its double": lambda one, two, out: (one + two, (one + two) * 2),
+    "a vector": lambda one, two, out: torch.stack([one, two]),
+    "detached": lambda one, two, out: (one, two, (one + two).detach()),
+    "one loss": lambda one, two, out: (two, one * 2),
+}
+
+
+@pytest.mark.parametrize("combine", NOT_ONE_SUM.values(), ids=NOT_ONE_SUM)
+def test_losses_without_one_sum(h, combine):
     with pytest.raises(poptorch.Error, match="Multiple independent losses found"):
-        h.train(Adds())(*h.good_batch())
+        h.train(Adds(combine))(*h.good_batch())
 
 
 def test_losses_that_feed_another_one_are_fine(h):
