@@ -269,14 +269,15 @@ class Graph:
             role: The role of the view in the user's model.
         """
         root = self.root(source)
+        sizes = tuple(int(size) for size in shape)
         tensor = Tensor(
             len(self.tensors),
             TensorKind.VIEW,
             source.dtype,
-            tuple(int(size) for size in shape),
+            sizes,
             tuple(int(stride) for stride in strides),
             base=root.id,
-            offset=int(offset),
+            offset=0 if 0 in sizes else int(offset),  # PyTorch's may be outside of the memory
             name=source.name,
             role=role,
         )

@@ -263,7 +263,7 @@ class _Tracer:
         loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
-        with followed.backward_of(loss):
+        with followed.backward_of(loss), self._recorder.values:
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
             gradients = torch.autograd.grad(
                 loss, [state[name] for name in names], seed, allow_unused=True

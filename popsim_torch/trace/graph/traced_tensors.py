@@ -14,7 +14,12 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error, InternalError
-from popsim_torch.private_torch.fake import DataDependentOutputException, FakeTensorMode, is_fake
+from popsim_torch.private_torch.fake import (
+    DataDependentOutputException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+    is_fake,
+)
 from popsim_torch.private_torch.functorch import (
     get_unwrapped,
     is_batchedtensor,
@@ -23,7 +28,9 @@ from popsim_torch.private_torch.functorch import (
     temporarily_clear_interpreter_stack,
 )
 from popsim_torch.private_torch.modes import disable_current_modes
+from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.private_torch.proxies import get_proxy_mode, get_proxy_slot
+from popsim_torch.trace.graph.device import run_for_shapes
 from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = [
@@ -146,6 +153,12 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             Error: Code reads the value of a tensor that it has kept from the trace.
         """
         try:
+            return super().dispatch(func, *args, **kwargs)
+        except UnsupportedOperatorException as error:
+            operator: Any = error.func
+            if operator.namespace != "aten" or schema_of(operator).is_mutable:
+                raise
+            run_for_shapes(operator)
             return super().dispatch(func, *args, **kwargs)
         except DataDependentOutputException as error:
             if not self.is_over:
