@@ -220,8 +220,12 @@ class _Tracer:
             ) from None
         except UnsupportedOperatorException as error:
             func: Any = error.func
+            source = current_origin().source
             raise Error(
                 f"Unsupported ops found in compiled model: [{schema_of(func).name}]"
+                f"{f' at {source}' if source else ''}: PyTorch does not say which shapes its "
+                "results have, or they are not dense. Use other functions, or call it on the host "
+                "(poptorch.CPU)."
             ) from None
         except Exception as error:
             without_fakes(error)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.coverage.cases import DTYPES, KINDS, all_cases
+from tests.coverage.page import rows_of, written
 from tests.coverage.run import Result, run_cases
 
 
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--groups", default="ops,modules")
     parser.add_argument("--out", type=Path, default=Path("build/coverage.jsonl"))
+    parser.add_argument("--page", type=Path, help="the page to write; it needs all cases")
     given = parser.parse_args()
     cases = [
         case
@@ -34,14 +36,18 @@ def main() -> None:
         and case.group in given.groups.split(",")
     ]
     begun = time.perf_counter()
+    results: list[Result] = []
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w") as file:
 
         def found(result: Result) -> None:
+            results.append(result)
             file.write(json.dumps(asdict(result)) + "\n")
             file.flush()
 
         run_cases(cases, found, most=given.most, processes=given.processes, seconds=given.seconds)
+    if given.page is not None:
+        given.page.write_text(written(rows_of(results)))
     print(f"{len(cases)} cases in {time.perf_counter() - begun:.0f} s: {given.out}")
 
 

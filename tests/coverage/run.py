@@ -17,6 +17,7 @@ from tests.coverage.cases import Case
 from tests.coverage.outcome import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
+WORKER = ["-m", "tests.coverage.worker"]
 _START_SECONDS = 300
 
 
@@ -42,7 +43,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.coverage.worker"],
+            [sys.executable, *WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -16,9 +16,11 @@ import torch
 import popsim_torch._native  # noqa: F401  (the device guard)
 from popsim_torch.private_torch.devices import register_device_module
 from popsim_torch.private_torch.fake import (
+    FAKE_RULES,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
     register_op_impl,
     unset_fake_temporarily,
 )
@@ -71,18 +73,27 @@ def on_cpu_zeros(function: Any, args: Any, kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
 
+def is_sparse(value: Any) -> bool:
+    """Return whether a value is a tensor whose elements are not all in memory."""
+    return isinstance(value, torch.Tensor) and value.layout is not torch.strided
+
+
 def run_for_shapes(operator: OpOverload) -> None:
     """From now on, compute the shapes of an operator's results with the operator itself.
 
     Args:
         operator: An operator of PyTorch that does not change its arguments.
     """
+    if operator in FAKE_RULES:
+        return
 
     @register_op_impl(operator)
     def run(fake_mode: FakeTensorMode, function: Any, *args: Any, **kwargs: Any) -> Any:
         given = tree_leaves((args, kwargs))
         device = next((v.device for v in given if isinstance(v, FakeTensor)), DEVICE)
         results = on_cpu_zeros(function, args, kwargs)
+        if any(is_sparse(result) for result in tree_leaves(results)):
+            raise UnsupportedOperatorException(function)
         with fake_mode:
             return tree_map(
                 lambda result: torch.empty(result.shape, dtype=result.dtype, device=device),
