@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -75,10 +76,8 @@ def results(call: Call, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
 
 def wide_results(call: Call) -> list[torch.Tensor] | None:
     """Return the results in float64; None if there are none."""
-    if call.module is not None:
-        return None
     try:
-        return results(call, torch.float64)
+        return results(_widened(call), torch.float64)
     except NothingToCompare:
         return None
 
@@ -115,12 +114,18 @@ def gradients(call: Call, dtype: torch.dtype | None = None) -> dict[Any, torch.T
 
 def wide_gradients(call: Call) -> dict[Any, torch.Tensor]:
     """Return the gradients in float64; empty if there are none."""
-    if call.module is not None:
-        return {}
     try:
-        return gradients(call, torch.float64)
+        return gradients(_widened(call), torch.float64)
     except NothingToCompare:
         return {}
+
+
+def _widened(call: Call) -> Call:
+    """Return a call whose module computes in float64."""
+    if call.module is None:
+        return call
+    module = copy.deepcopy(call.module).double()
+    return Call(module, call.structure, call.keep, module)
 
 
 def is_random(call: Call) -> bool:
