@@ -97,9 +97,11 @@ def gradients(call: Call, dtype: torch.dtype | None = None) -> dict[Any, torch.T
         leaves |= dict(call.module.named_parameters())
     with _undisturbed(call):
         # What changes its argument must not get a leaf.
-        result = call.keep(call([t.view_as(t) if t.requires_grad else t for t in tensors]))
-        if out_of_scope(tensor_leaves(result)):
-            raise NothingToCompare(out_of_scope(tensor_leaves(result)))
+        result = call([t.view_as(t) if t.requires_grad else t for t in tensors])
+        for found in (result, call.keep(result)):
+            if out_of_scope(tensor_leaves(found)):
+                raise NothingToCompare(out_of_scope(tensor_leaves(found)))
+        result = call.keep(result)
         loss = weighted(result)
         if not isinstance(loss, torch.Tensor) or not loss.requires_grad:
             raise NothingToCompare("constant")

@@ -55,8 +55,8 @@ These rules hold for all:
 * Sparse, quantised and nested tensors are refused.
 
 *Runs as* says whether results come from ops of the device (native), from PyTorch's kernel inside
-of the program (ATen), or from both. *Dtypes* are those that agree, of {dtypes}. `-` means that
-there is nothing to compare.
+of the program (ATen), or from both. *Dtypes* are those that agree, of {dtypes}.
+`-` means that there is nothing to compare.
 """
 
 
@@ -120,20 +120,26 @@ def _cells(cases: dict[Case, list[Outcome]]) -> dict[str, str]:
         if case.kind == "forward" and status(outcomes) == YES
     }
     return {
-        "runs as": _runs_as(outcome for outcomes in cases.values() for outcome in outcomes),
+        "runs as": _runs_as(cases),
         "dtypes": ", ".join(dtype for dtype in DTYPES if dtype in agreeing),
         **{kind: kinds.get(kind, NOTHING) for kind in KINDS},
         "limits": "; ".join(_limits(cases)),
     }
 
 
-def _runs_as(outcomes: Iterable[Outcome]) -> str:
-    ops = {op for outcome in outcomes for op in outcome.ops}
-    if not ops:
+def _runs_as(cases: dict[Case, list[Outcome]]) -> str:
+    """Return who computes the results: of float32, if there are any."""
+    ops: set[str] = set()
+    for case, outcomes in sorted(cases.items(), key=lambda item: list(DTYPES).index(item[0].dtype)):
+        ops.update(op for outcome in outcomes for op in outcome.ops)
+        if ops and case.dtype != "float32":
+            break
+    ops -= {"anchor", "copy"}  # they hand results over
+    if not any(outcome.ops for outcomes in cases.values() for outcome in outcomes):
         return ""
     if "aten" not in ops:
         return "native"
-    return "ATen" if ops <= {"aten", "copy", "cast"} else "both"
+    return "ATen" if ops == {"aten"} else "both"
 
 
 def _limits(cases: dict[Case, list[Outcome]]) -> Iterator[str]:
@@ -149,7 +155,7 @@ def _limits(cases: dict[Case, list[Outcome]]) -> Iterator[str]:
         for outcome in filter(is_failure, found):
             where = case.kind if case.dtype == "float32" else case.dtype
             yield f"{where}: {short(outcome)}"
-            break
+            return
 
 
 def short(outcome: Outcome) -> str:

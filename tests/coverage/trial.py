@@ -148,12 +148,12 @@ def _gradient(call: Call, expected: dict[Any, torch.Tensor], drawn: bool, known:
 def _with_integers(call: Call, attempt: Callable[[bool], Outcome]) -> Outcome:
     """Try with integers as arguments; if this is refused, as values that the trace knows."""
     outcome = _attempted(attempt, known=False)
+    if outcome.kind == "error" and call.is_empty:
+        return Outcome("empty", outcome.reason)
     if outcome.kind == "error" and any(not value.is_floating_point() for value in call.given):
         again = _attempted(attempt, known=True)
         if again.kind != "error":
             return again
-    if outcome.kind == "error" and call.is_empty:
-        return Outcome("empty", outcome.reason)
     if outcome.kind == "error" and eager.is_dynamic(call):
         return Outcome("dynamic", outcome.reason)
     return outcome
