@@ -56,7 +56,7 @@ These rules hold for all:
 
 *Runs as* says whether results come from ops of the device (native), from PyTorch's kernel inside
 of the program (ATen), or from both. *Dtypes* are those that agree, of {dtypes}.
-Operators that have none of them on the CPU are left out. `-` means that there is nothing to compare.
+Operators that have none of them on the CPU are left out. `-`: there is nothing to compare.
 """
 
 
