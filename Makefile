@@ -17,7 +17,7 @@ KEEP_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 .PHONY: build demo tutorials notebooks bench bench-quick docs wheel clean help lint format types
-.PHONY: validate test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
+.PHONY: coverage-ops validate test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -171,6 +171,10 @@ test-asan: build $(STAMPS)/dev.installed ## run spoilt and good programs where m
 
 slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests
 	$(PY) -m pytest -m slow
+
+COVERAGE_OPTIONS ?= --most 8
+coverage-ops: build $(STAMPS)/dev.installed ## compare PyTorch's operators with eager PyTorch; writes docs/ops.md (hours)
+	$(KEEP_BYTECODE) $(PY) -m tests.coverage --processes $(MAX_JOBS) --page docs/ops.md $(COVERAGE_OPTIONS)
 
 validate: build ## compare the machine model with published figures
 	$(PY) -m popsim_torch.validation

@@ -281,14 +281,15 @@ class Graph:
                 of ``source``. Complex numbers may be viewed as pairs of real ones, and vice versa.
         """
         root = self.root(source)
+        sizes = tuple(int(size) for size in shape)
         tensor = Tensor(
             len(self.tensors),
             TensorKind.VIEW,
             dtype or source.dtype,
-            tuple(int(size) for size in shape),
+            sizes,
             tuple(int(stride) for stride in strides),
             base=root.id,
-            offset=int(offset),
+            offset=0 if 0 in sizes else int(offset),  # PyTorch's may be outside of the memory
             name=source.name,
             role=role,
         )

@@ -65,10 +65,21 @@ def _gaussian_nll_loss(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
+def _multilabel_margin_loss(
+    input: torch.Tensor, target: torch.Tensor, *reductions: Any, **named: Any
+) -> torch.Tensor:
+    """Compute ``F.multilabel_margin_loss``; PyTorch's shape rule for one sample adds an axis."""
+    if input.dim() > 1:
+        return F.multilabel_margin_loss(input, target, *reductions, **named)
+    samples = input.reshape(1, -1), target.reshape(1, -1)
+    return F.multilabel_margin_loss(*samples, *reductions, **named).reshape(())
+
+
 TRACEABLE: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
-    F.gaussian_nll_loss: _gaussian_nll_loss
+    F.gaussian_nll_loss: _gaussian_nll_loss,
+    F.multilabel_margin_loss: _multilabel_margin_loss,
 }
-"""Replacements in a trace for functions that read values."""
+"""Replacements in a trace for functions that read values, or whose shape rules are wrong."""
 
 
 def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from popsim_torch.trace.ctc import ctc_call
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.mutating_operators import functional_call
+from popsim_torch.trace.static_shapes import static_call
+
+_NATIVE_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit")
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -77,6 +80,26 @@ def _largest(dtype: torch.dtype) -> int:
     return torch.iinfo(dtype).max
 
 
+def _polygamma_(tensor: torch.Tensor, n: int) -> torch.Tensor:
+    """Compute ``tensor.polygamma_(n)``."""
+    return tensor.copy_(torch.polygamma(n, tensor))
+
+
+def _batch_norm_of_running(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor,
+    running_var: torch.Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[torch.Tensor, ...]:
+    """Compute ``torch.native_batch_norm`` in eval mode, which has no statistics of the batch."""
+    out = F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+    return out, input.new_empty(0), input.new_empty(0)
+
+
 def traceable_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
@@ -104,4 +127,8 @@ def traceable_call(
         bounds = (*args[1:], *(settings.pop(key) for key in ("from", "to") if key in settings))
         if len(bounds) == 2:
             return functools.partial(_random_between, args[0], *bounds, **settings)
-    return functional_call(func, args, kwargs)
+    if getattr(func, "__name__", "") in _NATIVE_BATCH_NORMS and len(args) == 8 and not args[5]:
+        return functools.partial(_batch_norm_of_running, *args)
+    if func is torch.Tensor.polygamma_:  # PyTorch has no rule that removes its change in place
+        return functools.partial(_polygamma_, *args, **kwargs)
+    return static_call(func, args, kwargs) or functional_call(func, args, kwargs)

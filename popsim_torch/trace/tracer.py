@@ -244,8 +244,12 @@ class _Tracer:
             ) from None
         except UnsupportedOperatorException as error:
             func: Any = error.func
+            source = current_origin().source
             raise Error(
                 f"Unsupported ops found in compiled model: [{schema_of(func).name}]"
+                f"{f' at {source}' if source else ''}: PyTorch does not say which shapes its "
+                "results have, or they are not dense. Use other functions, or call it on the host "
+                "(poptorch.CPU)."
             ) from None
         except Exception as error:
             without_fakes(error)
@@ -289,7 +293,7 @@ class _Tracer:
         loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
-        with followed.backward_of(loss):
+        with followed.backward_of(loss), self._recorder.values:
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
             gradients = torch.autograd.grad(
                 loss, [state[name] for name in names], seed, allow_unused=True

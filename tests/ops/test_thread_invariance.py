@@ -161,6 +161,74 @@ def test_operators_of_pytorch(function, capfd):
     assert len(set(texts)) == 1
 
 
+ATEN = torch.ops.aten
+INDEX = torch.randint(0, 501, (700, 501), generator=torch.Generator().manual_seed(5))
+
+
+def image(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(2, 7, 50, 501)
+
+
+def volume(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(1, 7, 10, 10, 501)
+
+
+def grid_gradient(x: torch.Tensor) -> torch.Tensor:
+    grid = image(x)[:, :2, :, :250].permute(0, 2, 3, 1)
+    modes = (0, 0, False)
+    return ATEN.grid_sampler_2d_backward(image(x)[..., :250], image(x), grid, *modes, [True] * 2)[0]
+
+
+# Operators of PyTorch whose threads compute whole results: they share their work.
+SHARED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "_pdist_forward": lambda x: ATEN._pdist_forward(x, 3.0),
+    "adaptive_max_pool2d": lambda x: ATEN.adaptive_max_pool2d(image(x), [21, 33])[0],
+    "avg_pool3d": lambda x: ATEN.avg_pool3d(volume(x), [2, 3, 3]),
+    "avg_pool3d_backward": lambda x: ATEN.avg_pool3d_backward(
+        volume(x)[:, :, :5, :3, :167], volume(x), [2, 3, 3], [2, 3, 3], [0] * 3, False, True, None
+    ),
+    "col2im": lambda x: ATEN.col2im(
+        x.reshape(1, 700, 501), [4, 502], [2, 2], [1] * 2, [0] * 2, [3, 1]
+    ),
+    "cumprod": lambda x: (1 + x / 1000).cumprod(0),
+    "cumprod of rows": lambda x: (1 + x / 1000).cumprod(1),
+    "digamma": lambda x: torch.digamma(x.abs() + 0.1),
+    "grid_sampler_2d": lambda x: ATEN.grid_sampler_2d(
+        image(x), image(x)[:, :2].permute(0, 2, 3, 1), 0, 0, False
+    ),
+    "grid_sampler_2d_backward": grid_gradient,
+    "max_pool3d": lambda x: ATEN.max_pool3d_with_indices(volume(x), [2, 3, 3])[0],
+    "mode": lambda x: ATEN.mode(x.round(), 1)[0],
+    "polygamma": lambda x: torch.polygamma(2, x.abs() + 0.1),
+    "reflection_pad2d_backward": lambda x: ATEN.reflection_pad2d_backward(
+        image(x), image(x)[..., 1:-1, 1:-1], [1] * 4
+    ),
+    "replication_pad2d_backward": lambda x: ATEN.replication_pad2d_backward(
+        image(x), image(x)[..., 1:-1, 1:-1], [1] * 4
+    ),
+    "scatter_add": lambda x: x.scatter_add(1, INDEX, x),
+    "scatter_add of rows": lambda x: x.scatter_add(0, INDEX[:, :1].expand(-1, 501), x),
+    "scatter_reduce": lambda x: x.scatter_reduce(1, INDEX, x, "mean"),
+    "triu": torch.triu,
+    "upsample_bicubic2d": lambda x: ATEN.upsample_bicubic2d(image(x), [77, 600], False),
+    "upsample_trilinear3d": lambda x: ATEN.upsample_trilinear3d(volume(x), [15, 9, 600], False),
+}
+
+
+@pytest.mark.parametrize("function", SHARED.values(), ids=SHARED)
+def test_operators_that_share_work(function):
+    x = torch.randn(700, 501, generator=torch.Generator().manual_seed(4))
+
+    def compile_model() -> Callable[[], Results]:
+        model = poptorch.inferenceModel(LongTail(function))
+        model.compile(x)
+        assert "aten" in kinds_of(model)
+        return lambda: [model(x)]
+
+    torch.testing.assert_close(compile_model()(), [function(x)], rtol=1e-3, atol=1e-3)
+    assert_invariant(compile_model, [(1, 1), (2, 2), (3, 3), (5, 5)])
+
+
 # --- Loops and branches --------------------------------------------------------
 
 

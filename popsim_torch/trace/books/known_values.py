@@ -26,6 +26,7 @@ from popsim_torch.private_torch.proxies import get_proxy_mode
 from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_iter, tree_map_only
 from popsim_torch.trace.books.result import TraceResult
+from popsim_torch.trace.graph.device import has_fixed_shapes
 from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
@@ -131,7 +132,7 @@ class KnownValues(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags:
             arguments = tree_map_only(torch.Tensor, self._value, (args, kwargs))
             return _on_host(func, arguments)
-        if torch.Tag.dynamic_output_shape in func.tags:
+        if torch.Tag.dynamic_output_shape in func.tags and not has_fixed_shapes(func, kwargs):
             return self._of_dynamic_shape(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -194,6 +195,8 @@ class KnownValues(TorchDispatchMode):
         if func is aten.masked_select.default:
             source, mask = args
             source, mask = torch.broadcast_tensors(source, mask)  # type: ignore[no-untyped-call]
+            if not source.dim():
+                source, mask = source.unsqueeze(0), mask.unsqueeze(0)
             return aten.index.Tensor(source, self._without_masks(func, [mask]))
         arguments = tree_map_only(
             torch.Tensor, lambda tensor: self._shaping(func, tensor), (args, kwargs)

@@ -24,6 +24,7 @@ from popsim_torch.private_torch.proxies import (
 )
 from popsim_torch.trace.books.call_origins import CallOrigins
 from popsim_torch.trace.books.stand_ins import StandIns
+from popsim_torch.trace.graph.origin import current_origin, set_origin
 from popsim_torch.trace.graph.traced_tensors import (
     find_node,
     is_functorch_wrapped_tensor,
@@ -179,12 +180,13 @@ class BodyScopes:
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the present data of a host tensor."""
-        calling = self._origins.current
+        calling, origin = self._origins.current, current_origin()
         self._origins.begin("Constant")
         try:
             return self._inside(self._stand_ins.constant(tensor))
         finally:
             self._origins.return_to(calling)
+            set_origin(origin)  # in a backward pass it is that of a gradient
 
     def traced(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the traced tensor for a host tensor, and any other tensor as it is."""

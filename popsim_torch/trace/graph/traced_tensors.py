@@ -19,6 +19,7 @@ from popsim_torch.private_torch.fake import (
     FakeMaker,
     FakeTensor,
     FakeTensorMode,
+    UnsupportedOperatorException,
     is_fake,
 )
 from popsim_torch.private_torch.functorch import (
@@ -29,7 +30,9 @@ from popsim_torch.private_torch.functorch import (
     temporarily_clear_interpreter_stack,
 )
 from popsim_torch.private_torch.modes import DisableTorchDispatch, disable_current_modes
+from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.private_torch.proxies import get_proxy_mode, get_proxy_slot
+from popsim_torch.trace.graph.device import run_for_shapes
 from popsim_torch.trace.graph.shape_rules import RULES
 from popsim_torch.wrapper_tensors import is_wrapper
 
@@ -238,6 +241,12 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         try:
             found = self._by_own_rule(func, types, args, kwargs)
             return super().dispatch(func, types, args, kwargs) if found is None else found
+        except UnsupportedOperatorException as error:
+            operator: Any = error.func
+            if operator.namespace != "aten" or schema_of(operator).is_mutable:
+                raise
+            run_for_shapes(operator)
+            return super().dispatch(func, types, args, kwargs)
         except DataDependentOutputException as error:
             if not self.is_over:
                 raise

@@ -1,0 +1,118 @@
+"""Calls that read values of the device in PyTorch, but can be computed with fixed shapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from popsim_torch.trace.graph.device import DEVICE
+
+_INDEX_FILLS: dict[Any, bool] = {  # whether the call changes its argument
+    torch.index_fill: False,
+    torch.Tensor.index_fill: False,
+    torch.Tensor.index_fill_: True,
+}
+_INDEX_PUTS: dict[Any, bool] = {
+    torch.index_put: False,
+    torch.index_put_: True,
+    torch.Tensor.index_put: False,
+    torch.Tensor.index_put_: True,
+}
+
+
+def static_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """Return a replacement for a function, or None to call the function.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    if func in (torch.cov, torch.Tensor.cov):
+        weights = [*args[2:], kwargs.get("fweights"), kwargs.get("aweights")]
+        if any(weight is not None for weight in weights):
+            return functools.partial(_cov, *args, **kwargs)
+    if func is torch.Tensor.__setitem__:
+        x, mask, value = args
+        if isinstance(mask, tuple) and len(mask) == 1:
+            (mask,) = mask
+        return _masked_write(x, mask, value, in_place=True)
+    if func in _INDEX_PUTS and len(args) == 3 and len(args[1]) == 1 and not kwargs:
+        x, (mask,), value = args
+        return _masked_write(x, mask, value, in_place=_INDEX_PUTS[func])
+    if func in _INDEX_FILLS and len(args) == 4 and _is_trained(args[3]):
+        return functools.partial(_index_fill, *args, in_place=_INDEX_FILLS[func])
+    return None
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def _masked_write(
+    x: torch.Tensor, mask: Any, value: Any, *, in_place: bool
+) -> Callable[[], Any] | None:
+    """Return a replacement for ``x[mask] = value``, if the value has the same shape for any mask.
+
+    PyTorch's gradient of the value takes the elements at the mask, so their number decides a shape.
+    """
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or not _is_trained(value):
+        return None
+    num_inner = x.dim() - mask.dim()
+    if mask.shape != x.shape[: mask.dim()] or value.dim() > num_inner + 1:
+        return None
+    if value.dim() == num_inner + 1 and value.shape[0] != 1:
+        return None
+    value = value.reshape(value.shape[1:]) if value.dim() > num_inner else value
+    return functools.partial(_where, x, mask, value, in_place=in_place)
+
+
+def _where(x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor, *, in_place: bool) -> Any:
+    """Return ``x`` with a value where the mask of its first dimensions is true."""
+    mask = mask.reshape(mask.shape + (1,) * (x.dim() - mask.dim()))
+    result = torch.where(mask, value.to(x.dtype), x)
+    return x.copy_(result) if in_place else result
+
+
+def _index_fill(
+    x: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor, *, in_place: bool
+) -> Any:
+    """Compute ``x.index_fill(dim, index, value)`` for a value with a gradient."""
+    if value.dim() > 0:
+        raise RuntimeError(
+            "index_fill_ only supports a 0-dimensional value tensor, but got tensor with "
+            f"{value.dim()} dimension(s)."
+        )
+    mask = torch.zeros(x.shape, dtype=torch.bool, device=DEVICE).index_fill(dim, index, True)
+    return _where(x, mask, value, in_place=in_place)
+
+
+def _cov(
+    input: torch.Tensor,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Compute ``torch.cov`` with weights, without the checks of their values."""
+    x = input.reshape(1, -1) if input.dim() < 2 else input
+    for name, weights in (("fweights", fweights), ("aweights", aweights)):
+        if weights is not None and (weights.dim() != 1 or weights.numel() != x.shape[1]):
+            raise RuntimeError(
+                f"cov(): expected {name} to have one dimension and the same numel as there are "
+                f"observations, got {list(weights.shape)} and {x.shape[1]}"
+            )
+    given: Any = fweights if aweights is None else aweights
+    if fweights is not None and aweights is not None:
+        given = fweights * aweights
+    total = given.sum()
+    norm = total - correction
+    if aweights is not None and correction != 0:
+        norm = total - correction * (given * aweights).sum() / total
+    x = x - ((x * given).sum(1) / total).unsqueeze(1)
+    result: torch.Tensor = torch.mm(x, (x * given).t()) / norm.clamp(min=0)
+    return result.squeeze()
