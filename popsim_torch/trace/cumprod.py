@@ -1,6 +1,6 @@
 """Running products as one operator, and their gradient as another.
 
-PyTorch computes the gradient of ``torch.cumprod`` from a dozen operators, because it divides by
+PyTorch computes the gradient of ``torch.cumprod`` from two dozen operators, because it divides by
 elements that may be zero.
 """
 
