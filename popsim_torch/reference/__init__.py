@@ -13,13 +13,14 @@ every tensor.
     interpreter.read("fc1/Gemm:0")  # any tensor by its name, as the last run left it
 
 ``interpreter`` has the memory and the order of a run, ``call`` the inputs of an op; the ops are in
-``elementwise``, ``shapes``, ``sums``, ``products``, ``attention``, ``recurrent``, ``norms``,
-``pools``, ``losses``, ``searches``, ``statistics``, ``draws``, ``updates``, ``control`` and
-``host``.
+``elementwise``, ``shapes``, ``bags``, ``sums``, ``products``, ``attention``, ``recurrent``,
+``norms``, ``pools``, ``losses``, ``resampling``, ``searches``, ``statistics``, ``draws``,
+``updates``, ``control`` and ``host``.
 """
 
 from popsim_torch.reference import (
     attention,
+    bags,
     control,
     draws,
     elementwise,
@@ -29,6 +30,7 @@ from popsim_torch.reference import (
     pools,
     products,
     recurrent,
+    resampling,
     searches,
     shapes,
     statistics,
@@ -41,7 +43,7 @@ from popsim_torch.reference.interpreter import Interpreter
 __all__ = ["OPS", "Call", "Interpreter"]
 
 FAMILIES = (
-    *(attention, control, draws, elementwise, host, losses, norms, pools, products, recurrent),
-    *(searches, shapes, statistics, sums, updates),
+    *(attention, bags, control, draws, elementwise, host, losses, norms, pools, products),
+    *(recurrent, resampling, searches, shapes, statistics, sums, updates),
 )
 """The modules that fill the table."""

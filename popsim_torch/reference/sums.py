@@ -24,6 +24,40 @@ def cumsum(call: Call, x: Tensor) -> Tensor:
     return x.cumsum(call["axis"])
 
 
+@op
+def cumprod(call: Call, x: Tensor) -> Tensor:
+    """Return products up to each position of an axis."""
+    return x.cumprod(call["axis"])
+
+
+@op
+def cumprod_grad(call: Call, gradient: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the factors of running products."""
+    axis = call["axis"]
+    first, earlier = torch.ones_like(y.narrow(axis, 0, 1)), y.narrow(axis, 0, y.shape[axis] - 1)
+    before = torch.cat([first, earlier], axis)
+    rest = torch.zeros_like(x.select(axis, 0))
+    sums = []
+    for factor, part in zip(reversed(x.unbind(axis)), reversed(gradient.unbind(axis)), strict=True):
+        sums.append(part + rest)
+        rest = factor * sums[-1]
+    return before * torch.stack(sums[::-1], axis)
+
+
+@op
+def running_extreme(call: Call, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the extreme up to each position of an axis, and where it is."""
+    function = torch.cummax if call["function"] == "max" else torch.cummin
+    values, positions = function(x, call["axis"])
+    return values, positions
+
+
+@op
+def logcumsumexp(call: Call, x: Tensor) -> Tensor:
+    """Return logarithms of the sums of exponentials up to each position of an axis."""
+    return x.logcumsumexp(call["axis"])
+
+
 def softmax_of(x: Tensor, axis: int, *, safe: bool = False) -> Tensor:
     """Return the softmax; with ``safe``, rows in which all values are minus infinity give zeros."""
     y = x.softmax(axis)

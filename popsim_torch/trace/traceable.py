@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popsim_torch.trace.ctc import ctc_call
+from popsim_torch.trace.cumprod import cumprod_call
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.mutating_operators import functional_call
 from popsim_torch.trace.static_shapes import static_call
@@ -116,6 +117,8 @@ def traceable_call(
             return functools.partial(_one_hot, *args, **kwargs)
     if func is torch.ctc_loss:
         return ctc_call(args, kwargs)
+    if func in (torch.cumprod, torch.Tensor.cumprod):
+        return cumprod_call(args, kwargs)
     if func in (torch.bincount, torch.Tensor.bincount):
         # Without a number of bins the result depends on values, which may be known.
         num_bins = kwargs.get("minlength", args[2] if len(args) > 2 else 0)

@@ -280,6 +280,27 @@ def speech() -> Compiled:
     return _training(Model(), optimizer, torch.randn(3, 6, 4), targets, *lengths)
 
 
+def positions() -> Compiled:
+    """Bags of rows, sums at positions, running products and extremes, and interpolation."""
+
+    class Body(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(7, 6, mode="sum")
+            self.largest = nn.EmbeddingBag(7, 6, mode="max")
+            self.weights = nn.Parameter(torch.rand(3, 4))
+
+        def forward(self, indices):
+            x = self.bag(indices, per_sample_weights=self.weights) + self.largest(indices)
+            x = x.cumprod(1) + x.cummax(0)[0] + x.logcumsumexp(1)
+            x = x.index_add(0, indices[:, 0] % 3, x)
+            return F.interpolate(x[None], size=9, mode="linear")[0]
+
+    optimizer = functools.partial(poptorch.optim.SGD, lr=0.1)
+    module = _Losses(Body(), F.mse_loss)
+    return _training(module, optimizer, torch.randint(0, 7, (3, 4)), torch.randn(3, 9))
+
+
 def slices() -> Compiled:
     """Products in slices, parts whose place a run tells, a checkpoint."""
 
@@ -505,6 +526,7 @@ PROGRAMS: dict[str, Callable[[], Compiled]] = {
             searches,
             control,
             slices,
+            positions,
             custom,
             inference,
             host,

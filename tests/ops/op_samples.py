@@ -6,6 +6,7 @@ import torch
 
 from tests.custom_ops import split
 from tests.ops.dense_samples import CONVOLUTIONS, MATMULS
+from tests.ops.position_samples import POSITIONS
 from tests.ops.sample import F16, F32, F64, Sample, channels_last, columns, float32, positive, whole
 
 _ATTENTION = {
@@ -320,4 +321,4 @@ OTHERS = [
         dtypes=(F32,),
     ),
 ]
-SAMPLES = [*MATMULS, *CONVOLUTIONS, *OTHERS]
+SAMPLES = [*MATMULS, *CONVOLUTIONS, *POSITIONS, *OTHERS]

@@ -114,10 +114,10 @@ OPERATORS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "prod": lambda x: (1 + x / 10000).prod(),
     "std": lambda x: x.std(),
     "norm": lambda x: torch.linalg.vector_norm(x, 3),
-    "logcumsumexp": lambda x: x.logcumsumexp(1),
+    "prod of rows": lambda x: (1 + x / 10000).prod(1),
     "cdist": lambda x: torch.cdist(x[:200], x[200:400]),
-    "interpolate": lambda x: torch.nn.functional.interpolate(
-        x[None, None], scale_factor=1.5, mode="bicubic"
+    "grid_sample": lambda x: torch.nn.functional.grid_sample(
+        x[None, None], x[None, :, :500].sin().unflatten(2, (250, 2)), align_corners=False
     ),
     "atan2": lambda x: torch.atan2(x, x + 1),
     "sort": lambda x: x.sort(1).values,

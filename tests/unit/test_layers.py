@@ -96,7 +96,7 @@ CPP_FAMILIES = tuple(
     for name in (
         *("aten", "attention", "control", "convolution", "custom", "decode", "embedding", "host"),
         *("layout", "loss", "map", "matmul", "norm", "observe", "points", "pool", "random"),
-        *("recurrent", "reduce", "softmax", "update"),
+        *("recurrent", "reduce", "resample", "scatter", "softmax", "update"),
     )
 )
 CPP_FRIENDS = {frozenset(("ops/attention", "ops/map"))}

@@ -167,6 +167,32 @@ OpCost embedding_grad_cost(const OpView& op, CostContext& context) {
   return glued(cost);
 }
 
+// The rows are looked up, then combined.
+OpCost embedding_bag_cost(const OpView& op, CostContext& context) {
+  OpCost cost = embedding_cost(op, context);
+  const int64_t elements = op.input(1).numel() * op.input(0).shape.back();
+  cost += elementwise(ceil_div(elements, context.tiles),
+                      pass(3, is_half(op.input(0).dtype)));
+  return assumed(cost);
+}
+
+OpCost embedding_bag_grad_cost(const OpView& op, CostContext& context) {
+  return assumed(embedding_grad_cost(op, context));
+}
+
+OpCost embedding_bag_weights_grad_cost(const OpView& op, CostContext& context) {
+  const Tensor& table = op.input(1);
+  const int64_t rows = table.shape.empty() ? 1 : table.shape[0];
+  OpCost cost = plan_lookup(context.tiles,
+                            {rows, width_of(table, rows), op.input(2).numel(),
+                             device_size(table.dtype), false})
+                    .cost;
+  const int64_t elements = op.input(2).numel() * width_of(table, rows);
+  cost += elementwise(ceil_div(elements, context.tiles),
+                      pass(3, is_half(table.dtype)));
+  return glued(assumed(cost));
+}
+
 // --- Random numbers ---------------------------------------------------------
 
 OpCost random_cost(const OpView& op, CostContext& context) {
@@ -188,6 +214,9 @@ constexpr CostEntry kLayoutCosts[] = {
     {"dynamic_update", dynamic_update_cost},
     {"embedding", embedding_cost},
     {"embedding_grad", embedding_grad_cost},
+    {"embedding_bag", embedding_bag_cost},
+    {"embedding_bag_grad", embedding_bag_grad_cost},
+    {"embedding_bag_weights_grad", embedding_bag_weights_grad_cost},
     {"random", random_cost},
 };
 

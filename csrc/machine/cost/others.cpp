@@ -142,6 +142,14 @@ OpCost aten_cost(const OpView& op, CostContext& context) {
   return glued(assumed(named(cost, "ATen operator")));
 }
 
+OpCost scatter_cost(const OpView& op, CostContext& context) {
+  return glued(assumed(named(looked_up(context, op, op.input(2)), "lookup")));
+}
+
+OpCost take_cost(const OpView& op, CostContext& context) {
+  return glued(assumed(named(looked_up(context, op, op.input(0)), "lookup")));
+}
+
 // --- Searches ---------------------------------------------------------------
 
 // Each point after the first takes a pass over all, and an arg-max.
@@ -198,7 +206,8 @@ OpCost control_cost(const OpView& op, CostContext& /*context*/) {
 }
 
 constexpr CostEntry kOtherCosts[] = {
-    {"aten", aten_cost},       {"fps", fps_cost},
+    {"aten", aten_cost},       {"scatter_reduce", scatter_cost},
+    {"take_grid", take_cost},  {"fps", fps_cost},
     {"nearest", nearest_cost}, {"ctc_beam_search", beam_search_cost},
     {"anchor", host_cost},     {"enqueue", host_cost},
     {"host_call", host_cost},  {"position", host_cost},

@@ -1,4 +1,5 @@
-// Pooling. PopLibs, popnn/popnnCycleEstimators.
+// Pooling and interpolation. PopLibs, popnn/popnnCycleEstimators.
+#include <string>
 #include <vector>
 
 #include "machine/cost/common.h"
@@ -74,11 +75,32 @@ OpCost max_pool_grad_cost(const OpView& op, CostContext& context) {
                 bytes_of(y));
 }
 
+// Each result is computed from the same number of positions; with antialiasing
+// from those that it covers, too.
+OpCost resample_cost(const OpView& op, CostContext& context) {
+  const Tensor& x = op.input(0);
+  const Tensor& y = op.has_output(0) ? op.output(0) : x;
+  const auto& mode = op.attribute<std::string>("mode");
+  const int64_t along = mode == "linear" ? 2 : mode == "cubic" ? 4 : 1;
+  int64_t positions = 1;
+  for (size_t axis = 2; axis < x.shape.size(); ++axis) positions *= along;
+  const bool is_gradient = op.op().kind == "resample_grad";
+  const Tensor& wide = is_gradient ? x : y;
+  const Tensor& narrow = is_gradient ? y : x;
+  const int64_t ratio =
+      ceil_div(wide.numel(), std::max<int64_t>(narrow.numel(), 1));
+  const int64_t covered =
+      ceil_div(narrow.numel(), std::max<int64_t>(wide.numel(), 1));
+  if (op.attribute<bool>("antialias")) positions *= covered;
+  if (is_gradient) positions *= ratio;
+  return assumed(named(pooled(context, y, positions, kForward, bytes_of(x)),
+                       "interpolation"));
+}
+
 constexpr CostEntry kPoolCosts[] = {
-    {"average_pool", pool_cost},
-    {"average_pool_grad", average_pool_grad_cost},
-    {"max_pool", pool_cost},
-    {"max_pool_grad", max_pool_grad_cost},
+    {"average_pool", pool_cost}, {"average_pool_grad", average_pool_grad_cost},
+    {"max_pool", pool_cost},     {"max_pool_grad", max_pool_grad_cost},
+    {"resample", resample_cost}, {"resample_grad", resample_cost},
 };
 
 }  // namespace

@@ -42,9 +42,29 @@ OpCost reduce_cost(const OpView& op, CostContext& context) {
   return glued(reduction_of(context, op, op.input_id(0), results));
 }
 
+OpCost exponentials(CostContext& context, const OpView& op, TensorId id) {
+  const bool half = is_half(op.graph().tensor(id).dtype);
+  return elementwise(context.layouts.elements_per_tile(id),
+                     *instruction_loop("exp", half, false));
+}
+
 OpCost cumsum_cost(const OpView& op, CostContext& context) {
   follow(context, op, op.input_id(0));
   return glued(assumed(composed(context, op, op.input_id(0), 1, 0, 2)));
+}
+
+// Two passes along the axis, one back, with products.
+OpCost cumprod_grad_cost(const OpView& op, CostContext& context) {
+  follow(context, op, op.input_id(1));
+  return glued(assumed(composed(context, op, op.input_id(1), 1, 0, 4)));
+}
+
+OpCost logcumsumexp_cost(const OpView& op, CostContext& context) {
+  const TensorId x = op.input_id(0);
+  follow(context, op, x);
+  OpCost cost = composed(context, op, x, 1, 0, 4);
+  cost += times(exponentials(context, op, x), 3);
+  return glued(assumed(cost));
 }
 
 // --- Norms ------------------------------------------------------------------
@@ -121,12 +141,6 @@ int64_t rows_along(const OpView& op, const graph::Tensor& x) {
   const auto axis = static_cast<size_t>(op.attribute<int64_t>("axis"));
   const int64_t size = axis < x.shape.size() ? x.shape[axis] : 1;
   return x.numel() / std::max<int64_t>(size, 1);
-}
-
-OpCost exponentials(CostContext& context, const OpView& op, TensorId id) {
-  const bool half = is_half(op.graph().tensor(id).dtype);
-  return elementwise(context.layouts.elements_per_tile(id),
-                     *instruction_loop("exp", half, false));
 }
 
 OpCost softmax_cost(const OpView& op, CostContext& context) {
@@ -216,6 +230,10 @@ OpCost all_inputs_cost(const OpView& op, CostContext& context) {
 constexpr CostEntry kReductionCosts[] = {
     {"reduce", reduce_cost},
     {"cumsum", cumsum_cost},
+    {"cumprod", cumsum_cost},
+    {"cumprod_grad", cumprod_grad_cost},
+    {"running_extreme", cumsum_cost},
+    {"logcumsumexp", logcumsumexp_cost},
     {"layer_norm", layer_norm_cost},
     {"layer_norm_grad", layer_norm_grad_cost},
     {"group_norm", group_norm_cost},

@@ -1,7 +1,8 @@
-// Running sums along an axis.
+// Running sums and products along an axis.
 //
 // The tensor is seen as [outer, size, inner], and the sums go along `size`. The
-// elements are added up one by one in float64, as in PyTorch.
+// elements are added up one by one in float64, as in PyTorch. Products are
+// treated in the same way.
 #include <algorithm>
 #include <array>
 
@@ -24,9 +25,23 @@ constexpr int64_t kStretch = 512;
 constexpr int64_t kColumns = 1024;
 static_assert(kColumns <= kRows * kStretch, "they are converted, too");
 
+struct Sum {
+  static constexpr double kStart = 0.0;
+  static double join(double sum, float x) {
+    return sum + static_cast<double>(x);
+  }
+};
+
+struct Product {
+  static constexpr double kStart = 1.0;
+  static double join(double product, float x) {
+    return product * static_cast<double>(x);
+  }
+};
+
 // Adds up kCount rows onto `sums`, which are kept for the next part of the
 // rows.
-template <size_t kCount>
+template <typename Function, size_t kCount>
 void add_up(const float* const* x, float* const* out, int64_t length,
             double* sums) {
   // Local copies that no other code can access, so the compiler keeps them in
@@ -42,16 +57,17 @@ void add_up(const float* const* x, float* const* out, int64_t length,
   for (int64_t i = 0; i < length; ++i) {
 #pragma GCC unroll 8
     for (size_t row = 0; row < kCount; ++row) {
-      sum[row] += static_cast<double>(from[row][i]);
+      sum[row] = Function::join(sum[row], from[row][i]);
       to[row][i] = static_cast<float>(sum[row]);
     }
   }
   for (size_t row = 0; row < kCount; ++row) sums[row] = sum[row];
 }
 
-class Cumsum final : public Kernel {
+template <typename Function>
+class Cumulative final : public Kernel {
  public:
-  explicit Cumsum(const OpView& op) : x_(op, 0), out_(op, 0) {
+  explicit Cumulative(const OpView& op) : x_(op, 0), out_(op, 0) {
     const Shape& shape = op.output(0).shape;
     const auto axis =
         shape.begin() + static_cast<ptrdiff_t>(op.attribute<int64_t>("axis"));
@@ -88,7 +104,8 @@ class Cumsum final : public Kernel {
   void add_rows(const RunContext& context, int64_t first_row,
                 Scratch& scratch) const {
     const int64_t rows = std::min(kRows, outer_ - first_row);
-    std::array<double, kRows> sums{};
+    std::array<double, kRows> sums;
+    sums.fill(Function::kStart);
     std::array<const float*, kRows> x;
     std::array<float*, kRows> out;
     for (int64_t i = 0; i < size_; i += kStretch) {
@@ -104,11 +121,11 @@ class Cumsum final : public Kernel {
                              scratch.out.data() + row * kStretch);
       }
       if (rows == kRows) {
-        add_up<kRows>(x.data(), out.data(), length, sums.data());
+        add_up<Function, kRows>(x.data(), out.data(), length, sums.data());
       } else {
         for (int64_t row = 0; row < rows; ++row) {
-          add_up<1>(x.data() + row, out.data() + row, length,
-                    sums.data() + row);
+          add_up<Function, 1>(x.data() + row, out.data() + row, length,
+                              sums.data() + row);
         }
       }
       for (int64_t row = 0; row < rows; ++row) {
@@ -122,14 +139,15 @@ class Cumsum final : public Kernel {
   void add_columns(const RunContext& context, int64_t matrix, int64_t column,
                    Scratch& scratch) const {
     const int64_t count = std::min(kColumns, inner_ - column);
-    std::array<double, kColumns> sums{};
+    std::array<double, kColumns> sums;
+    sums.fill(Function::kStart);
     for (int64_t i = 0; i < size_; ++i) {
       const int64_t element = (matrix * size_ + i) * inner_ + column;
       const float* x = x_.read(context, element, count, scratch.x.data());
       float* out = out_.space(context, element, scratch.out.data());
       for (int64_t j = 0; j < count; ++j) {
         double& sum = sums[static_cast<size_t>(j)];
-        sum += static_cast<double>(x[j]);
+        sum = Function::join(sum, x[j]);
         out[j] = static_cast<float>(sum);
       }
       out_.store(context, element, count, out);
@@ -146,7 +164,7 @@ class Cumsum final : public Kernel {
   std::vector<Scratch> scratch_;  // by share
 };
 
-std::vector<TensorType> cumsum_type(const OpCall& op) {
+std::vector<TensorType> cumulative_type(const OpCall& op) {
   const auto axis = op.attribute<int64_t>("axis");
   op.require(axis < static_cast<int64_t>(op.input(0).shape.size()),
              "the input has an axis ", axis);
@@ -159,9 +177,22 @@ extern const OpDef kCumsum{
     .name = "cumsum",
     .schema = "cumsum(Tensor{floats} x, *, int{0..} axis) -> Tensor",
     .family = "reduce",
-    .shape = cumsum_type,
+    .shape = cumulative_type,
     .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
-      return std::make_unique<Cumsum>(op);
+      return std::make_unique<Cumulative<Sum>>(op);
+    },
+    .work = elementwise<1>,
+    .cheap = true,
+    .only_overflows = true,
+};
+
+extern const OpDef kCumprod{
+    .name = "cumprod",
+    .schema = "cumprod(Tensor{floats} x, *, int{0..} axis) -> Tensor",
+    .family = "reduce",
+    .shape = cumulative_type,
+    .prepare = [](const OpView& op) -> std::unique_ptr<Kernel> {
+      return std::make_unique<Cumulative<Product>>(op);
     },
     .work = elementwise<1>,
     .cheap = true,

@@ -12,6 +12,7 @@ from popsim_torch.dtypes import dtype_name
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.rules.rule import FLOATING, Rule, all_filled, operands
+from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.trace.ctc import CTC_LOSS, CTC_LOSS_GRAD
 
 aten = torch.ops.aten
@@ -230,9 +231,112 @@ def _embedding_backward_supported(node: torch.fx.Node) -> bool:
     return not scale_by_frequency and _embedding_supported(node)
 
 
+_BAG_MODES = ("sum", "mean", "max")  # by the number in PyTorch's operators
+
+
+def _embedding_bag(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = _with_defaults(node)
+    table, indices, offsets, _scale, mode, _sparse, weights, last, padding = arguments
+    inputs = [_given(builder, argument) for argument in (table, indices, offsets, weights)]
+    rows = node.meta["val"][0]
+    used = builder.used_results(node)
+    bags = rows.shape[:1]
+    shapes = (rows.shape, inputs[1].shape, bags, rows.shape if mode == 2 else bags)  # type: ignore[union-attr]
+    outputs = [
+        builder.value(rows.dtype if i == 0 else torch.int64, shape) if i in used else None
+        for i, shape in enumerate(shapes)
+    ]
+    outputs[0] = outputs[0] or builder.value(rows.dtype, rows.shape)
+    attributes: dict[str, Attribute] = {
+        "mode": _BAG_MODES[mode],
+        "padding_index": int(padding),
+        "include_last_offset": bool(last),
+    }
+    builder.op("embedding_bag", inputs, outputs, attributes, place=place)
+    return outputs
+
+
+def _embedding_bag_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = _with_defaults(node)
+    gradient, indices, offsets, _bags, _sizes, largest, num_rows, _scale, mode, *rest = arguments
+    _sparse, weights, padding = rest
+    inputs = [
+        _given(builder, argument)
+        for argument in (gradient, indices, offsets, largest if mode == 2 else None, weights)
+    ]
+    value = node.meta["val"]
+    out = builder.value(value.dtype, value.shape)
+    attributes: dict[str, Attribute] = {
+        "rows": int(num_rows),
+        "mode": _BAG_MODES[mode],
+        "padding_index": int(padding),
+    }
+    builder.op("embedding_bag_grad", inputs, [out], attributes, place=place)
+    return out
+
+
+def _bag_weights_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
+    arguments: Any = _with_defaults(node)
+    gradient, table, indices, offsets, _bags, _mode, padding = arguments
+    inputs = [_given(builder, argument) for argument in (gradient, table, indices, offsets)]
+    value = node.meta["val"]
+    out = builder.value(value.dtype, inputs[2].shape)  # type: ignore[union-attr]
+    attributes: dict[str, Attribute] = {"padding_index": int(padding)}
+    builder.op("embedding_bag_weights_grad", inputs, [out], attributes, place=place)
+    return out
+
+
+def _with_defaults(node: torch.fx.Node) -> list[Any]:
+    """Return the arguments of a node in the order of its schema, defaults filled in."""
+    target: Any = node.target
+    values: list[Any] = []
+    for position, argument in enumerate(schema_of(target).arguments):
+        default = argument.default_value if argument.has_default_value() else None
+        given = node.args[position] if position < len(node.args) else default
+        values.append(node.kwargs.get(argument.name, given))
+    return values
+
+
+def _bag_supported(node: torch.fx.Node) -> bool:
+    arguments: Any = _with_defaults(node)
+    table, indices, offsets, by_frequency, _mode, _sparse, weights = arguments[:7]
+    floats = [t.meta["val"] for t in (table, weights) if t is not None]
+    return not by_frequency and _are_bags(floats, indices, offsets)
+
+
+def _bag_backward_supported(node: torch.fx.Node) -> bool:
+    arguments: Any = _with_defaults(node)
+    gradient, indices, offsets, *_ = arguments
+    by_frequency, weights = arguments[7], arguments[10]
+    floats = [t.meta["val"] for t in (gradient, weights) if t is not None]
+    return not by_frequency and _are_bags(floats, indices, offsets)
+
+
+def _bag_weights_supported(node: torch.fx.Node) -> bool:
+    arguments: Any = node.args
+    gradient, table, indices, offsets = arguments[:4]
+    return _are_bags([gradient.meta["val"], table.meta["val"]], indices, offsets)
+
+
+def _are_bags(floats: list[torch.Tensor], indices: Any, offsets: Any) -> bool:
+    numbers = [indices.meta["val"], offsets.meta["val"]]
+    return (
+        all_filled(floats, FLOATING)
+        and len({tensor.dtype for tensor in floats}) == 1
+        and all_filled(numbers, _LABELS)
+        and all(tensor.dim() == 1 for tensor in numbers)
+    )
+
+
 RULES: dict[Any, Rule] = {
     CTC_LOSS: Rule(_ctc_loss),
     CTC_LOSS_GRAD: Rule(_ctc_loss_backward),
+    aten._embedding_bag.default: Rule(_embedding_bag, _bag_supported),
+    aten._embedding_bag_backward.default: Rule(_embedding_bag_backward, _bag_backward_supported),
+    aten._embedding_bag_forward_only.default: Rule(_embedding_bag, _bag_supported),
+    aten._embedding_bag_per_sample_weights_backward.default: Rule(
+        _bag_weights_backward, _bag_weights_supported
+    ),
     aten._log_softmax.default: Rule(_softmax, _has_axes),
     aten._log_softmax_backward_data.default: Rule(_softmax_backward, _has_axes),
     aten._safe_softmax.default: Rule(_softmax, _has_axes),
