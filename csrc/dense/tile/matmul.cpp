@@ -321,7 +321,7 @@ class TileMatmul final : public Matmul {
     // The memory that is scaled stays in the first-level cache; the rows of c
     // may not.
     alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
-    const float scale = sum_scale(num_parts_);
+    const float scale = sum_scale(spec_.operand_type);
     if (scale != 1.0F && to.stride != kBlock) {
       product.sums = sums.data();
       product.sum_stride = kBlock;
