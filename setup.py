@@ -82,6 +82,7 @@ COMMON = (
     "csrc/ops/custom/",
     "csrc/ops/host/",
     "csrc/ops/op_def.cpp",
+    "csrc/ops/operands/all_bits.cpp",
     "csrc/ops/operands/aten_types.cpp",
     "csrc/ops/operands/strided_walk.cpp",
     "csrc/ops/order.cpp",

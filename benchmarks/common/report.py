@@ -90,7 +90,7 @@ def rival_columns(*, with_compile: bool) -> list[str]:
 
 
 def rival_row(
-    table: Table, name: str, device_iterations: int, seconds: Mapping[str, float]
+    table: Table, name: str, device_iterations: int, seconds: Mapping[str, float], *more: str
 ) -> None:
     """Print a row under ``rival_columns``.
 
@@ -99,6 +99,7 @@ def rival_row(
         name: Name of the case.
         device_iterations: Device iterations per call.
         seconds: Times by contender: ``eager``, optionally ``compile``, and ``ours``.
+        more: The cells of further columns.
     """
     rivals = [key for key in ("eager", "compile") if key in seconds]
     ratios = [seconds[key] / seconds["ours"] for key in rivals]
@@ -109,6 +110,7 @@ def rival_row(
         1e3 * seconds["ours"],
         *ratios,
         verdict(min(ratios)),
+        *more,
     )
 
 

@@ -12,8 +12,8 @@ namespace popsim::dense {
 namespace {
 
 // Short pieces of the rows of attention's scores stay in the second-level
-// cache; long pieces are faster if numbers have two parts (tile/parts.h). Both
-// were measured.
+// cache; long pieces are faster if numbers have one or two parts
+// (tile/parts.h). Both were measured.
 constexpr int64_t kMaxPiece = 128;
 constexpr int64_t kMaxSplitPiece = 256;
 constexpr int64_t kPieceUnit = 16;
@@ -85,7 +85,7 @@ PieceMatmul::PieceMatmul(const MatmulSpec& spec)
       depth_(cut(spec.k, spec.significant_bits)) {}
 
 Cut PieceMatmul::cut(int64_t size, int significant_bits) {
-  return {size, significant_bits > 11 ? kMaxPiece : kMaxSplitPiece};
+  return {size, significant_bits > 16 ? kMaxPiece : kMaxSplitPiece};
 }
 
 std::unique_ptr<PieceMatmul> PieceMatmul::create(MatmulSpec spec) {

@@ -8,6 +8,7 @@ import gc
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,7 +45,7 @@ from popsim_torch.executor.watching import watches
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
 from popsim_torch.files.trace_key import trace_key
-from popsim_torch.ir import Program, RunSettings, is_pipelined, names, program_text
+from popsim_torch.ir import Program, RunSettings, is_pipelined, names, program_text, walk_all
 from popsim_torch.logs import limit_repeats
 from popsim_torch.lowering import HalfPartials, lower
 from popsim_torch.optim.captures import GradientEnqueue, unwrapped
@@ -219,7 +220,8 @@ def state_program(c: Compilation) -> None:
         lambda: _state_program(c.traced, plan, *asked, c.log),
     )
     if c.found.file is not None:
-        c.log.note("read the executable cache", _size_of(c.found.program))
+        made = _size_of(c.found.program) + _precisions_of(c.found.program)
+        c.log.note("read the executable cache", made)
 
 
 def weigh_memory(c: Compilation) -> None:
@@ -361,7 +363,7 @@ def _state_program(
     named = name_nodes(traced, None if plan is None else plan.loss_scaling.name)
     log.note("name", f"{len(named.names)} names", lambda: trace_text(named))
     program = lower(named, plan, half, anchors, gradients)
-    _note_program(log, "lower", program)
+    _note_program(log, "lower", program, _precisions_of(program))
     for name in run_program_passes(program, request):
         _note_program(log, name, program)
     return program
@@ -500,12 +502,22 @@ def _note_trace(log: CompileLog, name: str, traced: TraceResult) -> None:
     log.note(name, f"{len(graph.nodes)} nodes", lambda: trace_text(traced))
 
 
-def _note_program(log: CompileLog, name: str, program: Program) -> None:
-    log.note(name, _size_of(program), lambda: program_text(program))
+def _note_program(log: CompileLog, name: str, program: Program, more: str = "") -> None:
+    log.note(name, _size_of(program) + more, lambda: program_text(program))
 
 
 def _size_of(program: Program) -> str:
     return f"{len(program.graph.ops)} ops, {len(program.graph.tensors)} tensors"
+
+
+def _precisions_of(program: Program) -> str:
+    """Return how many ops may use fewer bits of float32 operands; empty if there are none."""
+    counts = Counter(op.attributes.get("precision") for _, op in walk_all(program.graph))
+    return "".join(
+        f", {count} ops with float32 operands as {precision}"
+        for precision, count in counts.items()
+        if precision is not None
+    )
 
 
 def _draws_bar(options: Options) -> bool:

@@ -162,14 +162,22 @@ def _is_product_on_top(match: Match, op: Op) -> bool:
 # --- Conditions of all ops together ---
 
 
+def _precision(match: Match) -> dict[str, Any]:
+    """Return the attribute of the fused ops: that of all their products."""
+    attributes = match.ops["product"].attributes
+    return {"precision": attributes["precision"]} if "precision" in attributes else {}
+
+
 def _fits(match: Match) -> bool:
     ops, scores = match.ops, _Scores.of(match)
+    precisions = {op.attributes.get("precision") for op in ops.values() if op.kind == "matmul"}
     inner = {match.tensors[name] for name in _INNER if name in match.tensors}
     backward = [name for name in _BACKWARD if name in ops]
     depth = match.tensor(ops["scores"].inputs[0]).shape[-1]
     width = match.tensor(ops["product"].inputs[1]).shape[-1]
     return (
         all(match.tensor(root).dtype == scores.dtype for root in inner)
+        and len(precisions) == 1
         # Smaller products, in batches, are summed in another order.
         and scores.rows * scores.columns * min(depth, width) >= min_cut_work()
         and ("softmax_grad" not in ops or "for_q" in ops or "for_k" in ops)
@@ -247,7 +255,7 @@ def _forward_op(match: Match, *, keep: bool) -> Op:
         "attention",
         [q, k, product.inputs[1], *(initial or [NO_TENSOR]), *mapped.others],
         [*product.outputs, product.inputs[0] if keep else NO_TENSOR],
-        {**mapped.attributes, "safe": safe},
+        {**mapped.attributes, "safe": safe, **_precision(match)},
         product.phase,
         product.stage,
         product.name,

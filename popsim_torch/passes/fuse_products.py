@@ -149,7 +149,7 @@ def _update_fits(match: Match) -> bool:
         match.uses.only_reader(gradient.id) is op
         and len(product.inputs) == 2
         and len(op.inputs) == 4
-        and not product.attributes
+        and not product.attributes.keys() - {"precision"}
         and weight.shape == match.tensor(product.outputs[0]).shape
         and gradient.shape == weight.shape
         and _can_fuse(match, Fusion.UPDATE, product)
@@ -165,7 +165,14 @@ def _with_update(match: Match) -> Mapping[str, Op]:
         weight = match.tensor(weight_id)
         outputs.append(match.graph.add_view(kept, weight.shape, weight.strides, 0).id)
     inputs = [weight_id, *product.inputs, *scalars]
-    return {"update": replace(op, kind="sgd_product_update", inputs=inputs, outputs=outputs)}
+    joined = replace(
+        op,
+        kind="sgd_product_update",
+        inputs=inputs,
+        outputs=outputs,
+        attributes=dict(product.attributes),
+    )
+    return {"update": joined}
 
 
 # --- Conditions of both cases ---

@@ -1,6 +1,7 @@
 """Matrix products and convolutions.
 
-Partial sums in float16 (``partials``) would add rounding; this is not done here.
+Partial sums in float16 (``partials``) would add rounding, and so may operands that need fewer bits
+(``precision``); this is not done here.
 """
 
 from __future__ import annotations

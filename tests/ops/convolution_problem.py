@@ -17,9 +17,10 @@ class ConvolutionProblem:
     Args:
         case: Shapes of the image and the weight, stride, padding, dilation.
         dtype: Of all of them.
+        attributes: Further ones of the ops.
     """
 
-    def __init__(self, case, dtype=torch.float32):
+    def __init__(self, case, dtype=torch.float32, **attributes):
         x_shape, weight_shape, *geometry = case
         rank = len(x_shape) - 2
         geometry = [[v] * rank if isinstance(v, int) else list(v) for v in geometry]
@@ -29,7 +30,7 @@ class ConvolutionProblem:
         self.bias = torch.randn(weight_shape[0]).to(dtype)
         shape = self.convolve(*(v.to("meta") for v in self.operands)).shape
         self.grad_y = with_channels_last(torch.randn(shape).to(dtype))
-        self.attributes = convolution_attributes(*geometry)
+        self.attributes = convolution_attributes(*geometry) | attributes
 
     @property
     def operands(self):

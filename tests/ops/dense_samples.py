@@ -30,6 +30,8 @@ MATMULS = [
     matmul("small_batch", (70, 30, 20), (70, 20, 40), (70, 30, 40)),
     matmul("shared", (5, 130, 90), (1, 90, 170), (5, 130, 170)),
     matmul("half_sums", columns(200, 300), (300, 200), (200, 200), partials="half", dtypes=(F16,)),
+    matmul("two_parts", (300, 520), (520, 300), (300, 300), dtypes=(F32,), precision="tf32"),
+    matmul("one_part", (300, 520), (520, 300), (300, 300), dtypes=(F32,), precision="bf16"),
     matmul("double", (300, 2000), (2000, 300), (300, 300), dtypes=(F64,)),
     Sample(
         "sgd_product_update",
@@ -116,5 +118,8 @@ CONVOLUTIONS = [
         "transposed", (4, 32, 14, 14), (32, 24, 4, 4), stride=2, transposed=True, last=False
     ),
     *convolutions("half_sums", (4, 32, 14, 14), (40, 32, 3, 3), dtypes=(F16,), partials="half"),
+    *convolutions(
+        "one_part", (1, 64, 40, 40), (64, 64, 3, 3), padding=1, dtypes=(F32,), precision="bf16"
+    ),
     *convolutions("double", (3, 16, 20, 20), (24, 16, 3, 3), dtypes=(F64,), last=False),
 ]

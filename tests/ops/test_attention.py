@@ -19,10 +19,11 @@ def sample(shape, dtype, seed):
 class Case:
     """Operands, and what the ops are asked for, in their words and in PyTorch's."""
 
-    def __init__(self, sizes, dtype, mask="none", layout=lambda value: value):
+    def __init__(self, sizes, dtype, mask="none", layout=lambda value: value, **attributes):
         batch, rows, columns, depth, width = sizes
         self.scores = (batch, rows, columns)
         self.dtype = dtype
+        self.more = attributes
         self.q = layout(sample((batch, rows, depth), dtype, 1))
         self.k = layout(sample((batch, depth, columns), dtype, 2))
         self.v = layout(sample((batch, columns, width), dtype, 3))
@@ -55,6 +56,7 @@ class Case:
             "result": len(self.others) + len(self.constants) + len(self.code),
             "shape": list(self.scores),
             "safe": self.safe,
+            **self.more,
         }
 
     def probabilities(self, q, k):

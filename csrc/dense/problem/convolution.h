@@ -29,8 +29,9 @@ struct ConvolutionSpec {
   Extents padding;    // on both ends
   Extents dilation;   // 1: adjacent positions
   bool bias = false;  // forward: added
-  // The number of significant bits of each number that is read: fewer if the
-  // number was widened from 16 bits.
+  // The number of significant bits of each number that must be used: fewer if
+  // the number was widened from 16 bits. Numbers that have more are rounded, or
+  // used whole where that is as fast.
   int significant_bits = 24;
   Order input_order = Order::kChannelsFirst;
   Order output_order = Order::kChannelsFirst;

@@ -51,8 +51,9 @@ struct MatmulSpec {
   // dtypes other than float32 (tile/matmul.h).
   DType operand_type = DType::kFloat32;
   DType result_type = DType::kFloat32;
-  // The number of significant bits in a and b: float16 and bfloat16 numbers,
-  // widened to float32, have 11 and 8.
+  // The number of significant bits of a and b that the product must use:
+  // float16 and bfloat16 numbers, widened to float32, have 11 and 8. Numbers
+  // that have more are rounded, or used whole where that is as fast.
   int significant_bits = 24;
   // Partial sums are float16, as described in panels.h. The operands may have
   // any strides of which one is 1.

@@ -27,19 +27,16 @@ class ProductRow {
   void finish(const MatmulOperands& operands, const float* sums,
               int64_t columns, int64_t offset, int64_t column,
               float* out) const {
+    if (spec_.update) {
+      update(operands, sums, columns, offset, out);
+      return;
+    }
     for (int64_t j = 0; j < columns; j += kLanes) {
       const auto size = static_cast<int>(std::min(kLanes, columns - j));
       const auto load = [size](const float* from) {
         return size == kLanes ? Vec::loadu(from) : Vec::loadu(from, size);
       };
       Vec value = Vec::loadu(sums + j);
-      if (spec_.update) {
-        if (operands.sums != nullptr) {
-          value.store(operands.sums + offset + j, size);
-        }
-        value = at::vec::fmadd(Vec(-operands.rate), value,
-                               Vec(operands.decay) * load(out + j));
-      }
       if (spec_.alpha != 1.0F) value = value * Vec(spec_.alpha);
       if (spec_.bias) value = value + load(operands.bias + column + j);
       if (spec_.beta != 0.0F) {
@@ -57,6 +54,25 @@ class ProductRow {
  private:
   using Vec = at::vec::Vectorized<float>;
   static constexpr int64_t kLanes = Vec::size();
+
+  static void update(const MatmulOperands& operands, const float* sums,
+                     int64_t columns, int64_t offset, float* out) {
+    const Vec rate(-operands.rate);
+    const Vec decay(operands.decay);
+    float* kept = operands.sums == nullptr ? nullptr : operands.sums + offset;
+    int64_t j = 0;
+    for (; j + kLanes <= columns; j += kLanes) {
+      const Vec sum = Vec::loadu(sums + j);
+      if (kept != nullptr) sum.store(kept + j);
+      at::vec::fmadd(rate, sum, decay * Vec::loadu(out + j)).store(out + j);
+    }
+    if (j == columns) return;
+    const auto size = static_cast<int>(columns - j);
+    const Vec sum = Vec::loadu(sums + j);
+    if (kept != nullptr) sum.store(kept + j, size);
+    at::vec::fmadd(rate, sum, decay * Vec::loadu(out + j, size))
+        .store(out + j, size);
+  }
 
   const MatmulSpec& spec_;
   bool plain_;

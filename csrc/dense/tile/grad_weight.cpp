@@ -290,7 +290,7 @@ class TileGradWeight final : public TileConvolution {
       }
       for (int64_t j = 0; j < count; ++j) {
         weight[(first + j) * num_taps + columns.tap] =
-            sum_scale(num_parts_) * sums[static_cast<size_t>(j)];
+            sum_scale(DType::kFloat32) * sums[static_cast<size_t>(j)];
       }
     }
   }

@@ -336,7 +336,7 @@ class ImageConvolution final : public TileConvolution {
   void write(const float* sums, const float* bias, int64_t count,
              float* out) const {
     using Vec = at::vec::Vectorized<float>;
-    const Vec scale(sum_scale(num_parts_));
+    const Vec scale(sum_scale(DType::kFloat32));
     for (int64_t i = 0; i < count; i += Vec::size()) {
       const int64_t lanes = std::min<int64_t>(count - i, Vec::size());
       Vec value = Vec::loadu(sums + i) * scale;

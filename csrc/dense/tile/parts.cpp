@@ -38,7 +38,7 @@ struct Parts {
 };
 
 // Computes the parts of 32 numbers at a time.
-template <int kParts>
+template <DType kType, int kParts>
 class Splitter {
  public:
   void split(Numbers numbers, Parts<kParts>& parts) {
@@ -53,6 +53,9 @@ class Splitter {
       numbers = {minus(numbers.low, near.low), minus(numbers.high, near.high)};
       parts.of[part] = joined(near);
     }
+    if constexpr (kRounds) {
+      numbers = {rounded(numbers.low), rounded(numbers.high)};
+    }
     // The remainder has no more significant bits than a bfloat16.
     parts.of[kParts - 1] =
         joined({numbers.low, upper_halves(bits_of(numbers.high))});
@@ -64,7 +67,9 @@ class Splitter {
   }
 
  private:
-  static constexpr float kScale = packed_scale(kParts);
+  static constexpr float kScale = packed_scale(kType);
+  // Fewer than three parts do not represent every float32.
+  static constexpr bool kRounds = kType == DType::kFloat32 && kParts < 3;
 
   // It is not zero, so that no sum is so small that the processor becomes slow.
   static constexpr float kNothing = 0x1p-60F;
@@ -149,7 +154,7 @@ void pack_tile(const Corner& from, Splitter& so_far, uint16_t* out) {
 
 template <DType kType, int kParts, bool kDepthInner, bool kTransposed>
 float pack_block(const PartSource& source, const PartBlock& block) {
-  Splitter<kParts> splitter;
+  Splitter<kType, kParts> splitter;
   uint16_t* out = block.out;
   for (int64_t step = 0; step < block.num_steps; ++step) {
     const int64_t depth = block.first_depth + step * kStepDepth;
@@ -191,7 +196,8 @@ PackFunction function_for(TileOrder order) {
                                    : pack<kType, kParts, TileOrder::kPairs>;
 }
 
-// float32 numbers may use all their bits, or be numbers of a narrower dtype.
+// float32 numbers may use all their bits, be rounded to fewer, or be numbers of
+// a narrower dtype.
 PackFunction float32_function(int num_parts, TileOrder order) {
   switch (num_parts) {
     case 1:
@@ -211,7 +217,7 @@ Floats position(const PositionRow& row, int64_t i, Lanes lanes) {
 template <int kParts>
 float pack_row(const PositionRow& low, const PositionRow& high, int64_t count,
                uint16_t* out, int64_t part) {
-  Splitter<kParts> splitter;
+  Splitter<DType::kFloat32, kParts> splitter;
   const Lanes low_lanes = first_lanes(low.lanes);
   const Lanes high_lanes = first_lanes(high.lanes);
   for (int64_t i = 0; i < count; ++i) {

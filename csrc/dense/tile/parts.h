@@ -2,11 +2,14 @@
 // units need.
 //
 // A bfloat16 has 8 significant bits: three of them represent a float32 exactly,
-// two a float16. A matrix product is then a sum of products of parts, which the
-// units compute much faster than one product of float32 numbers (units.h):
+// two a float16. A product that need not be as precise as float32 rounds its
+// float32 operands to two parts or to one. A matrix product is then a sum of
+// products of parts, which the units compute much faster than one product of
+// float32 numbers (units.h):
 //   float32   a1b1 + a1b2 + a2b1 + a2b2 + a1b3 + a3b1, without products
 //             below 2^-25 of the whole product
-//   float16   a1b1 + a1b2 + a2b1, without products below 2^-18
+//   16 bits   a1b1 + a1b2 + a2b1, without products below 2^-18; float16
+//             needs no more
 //   bfloat16  a1b1
 //
 // The units treat numbers below 2^-126 as zero, among their operands and
@@ -37,7 +40,7 @@ namespace popsim::dense {
 
 // The number of parts for numbers with this many significant bits.
 [[nodiscard]] constexpr int num_parts_of(int significant_bits) {
-  return significant_bits <= 8 ? 1 : significant_bits <= 11 ? 2 : 3;
+  return significant_bits <= 8 ? 1 : significant_bits <= 16 ? 2 : 3;
 }
 
 // A matrix; a product adds up along one of its axes, the depth. One of the
@@ -64,13 +67,13 @@ struct PartBlock {
   uint16_t* out;      // [num_steps][num_parts][2 tiles]
 };
 
-// The factor for numbers when they are packed, and the factor for sums of
-// products of packed numbers when they are read.
-[[nodiscard]] constexpr float packed_scale(int num_parts) {
-  return num_parts == 2 ? 1.0F : 0x1p24F;
+// The factor for numbers of a dtype when they are packed, and the factor for
+// sums of products of packed numbers when they are read.
+[[nodiscard]] constexpr float packed_scale(DType dtype) {
+  return dtype == DType::kFloat16 ? 1.0F : 0x1p24F;
 }
-[[nodiscard]] constexpr float sum_scale(int num_parts) {
-  return 1.0F / packed_scale(num_parts) / packed_scale(num_parts);
+[[nodiscard]] constexpr float sum_scale(DType dtype) {
+  return 1.0F / packed_scale(dtype) / packed_scale(dtype);
 }
 
 // Decides from the sums of squares of two operands whether their parts give the

@@ -14,6 +14,7 @@
 #include "ops/aten/call.h"
 #include "ops/aten/positions.h"
 #include "ops/math/seed.h"
+#include "ops/operands/all_bits.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
 
@@ -179,6 +180,7 @@ class AtenKernel final : public Kernel {
       threads::run_alone([&] { check_positions(operator_, stack_); });
     }
     try {
+      const AllBits all_bits;
       run_threaded([&] { call_.handle().callBoxed(stack_); });
     } catch (const c10::Error& error) {
       fill(context);  // the call has taken its arguments

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/op_def.h"
+#include "ops/operands/precision.h"
 #include "ops/work.h"
 
 namespace popsim::ops {
@@ -57,7 +58,7 @@ AttentionKernel::AttentionKernel(const OpView& op)
   }
   const ScoreMapSpec map =
       score_map_spec(op, "", kOthers, op.num_inputs() - kOthers);
-  const int bits = significant_bits(op.input(kValue).dtype);
+  const int bits = significant_bits_in(op, op.input(kValue).dtype);
   const dense::MatmulSpec spec{.m = shape_.rows,
                                .n = v_.columns(),
                                .k = shape_.columns,
@@ -128,6 +129,7 @@ std::vector<TensorType> attention_type(const OpCall& op) {
   op.require(
       op.input(kQuery).dtype == v.dtype && op.input(kKey).dtype == v.dtype,
       "q, k and v have the same dtype");
+  check_precision(op);
   check_initial(op, kInitial, shape);
   check_score_map(
       op, score_map_spec(op, "", kOthers, op.num_inputs() - kOthers), shape);
@@ -152,7 +154,8 @@ extern const OpDef kAttention{
     .schema =
         "attention(Tensor{floats} q, Tensor{floats} k, Tensor{floats} v, "
         "Tensor{floats}? initial, Tensor[] others, *, int{1..}[] shape, "
-        "str[] code, float[] constants, int{0..} result, bool safe) -> "
+        "str[] code, float[] constants, int{0..} result, bool safe, "
+        "str{bf16, tf32}? precision) -> "
         "(Tensor out, Tensor? probabilities)",
     .family = "attention",
     .shape = attention_type,

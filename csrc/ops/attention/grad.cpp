@@ -15,6 +15,7 @@
 #include "ops/attention/attention.h"
 #include "ops/math/softmax_rows.h"
 #include "ops/op_def.h"
+#include "ops/operands/precision.h"
 #include "ops/work.h"
 
 namespace popsim::ops {
@@ -122,8 +123,8 @@ class AttentionGradKernel final : public Kernel {
 
 AttentionGradKernel::AttentionGradKernel(const OpView& op)
     : shape_(shape_of(op)),
-      rows_(
-          dense::PieceMatmul::cut(shape_.rows, significant_bits(dtype_of(op)))),
+      rows_(dense::PieceMatmul::cut(shape_.rows,
+                                    significant_bits_in(op, dtype_of(op)))),
       round_(dtype_of(op)) {
   if (op.has_input(kKept)) kept_.emplace(op, kKept, workspace_);
   q_.plan(op, kKeys, kForQuery, workspace_);
@@ -174,13 +175,13 @@ AttentionGradKernel::Share AttentionGradKernel::make_share(
   const auto make = [&](int64_t m, int64_t n, int64_t k,
                         const dense::MatrixStrides& a,
                         const dense::MatrixStrides& b) {
-    return make_product(op,
-                        {.m = m,
-                         .n = n,
-                         .k = k,
-                         .a = a,
-                         .b = b,
-                         .significant_bits = significant_bits(dtype_of(op))});
+    return make_product(
+        op, {.m = m,
+             .n = n,
+             .k = k,
+             .a = a,
+             .b = b,
+             .significant_bits = significant_bits_in(op, dtype_of(op))});
   };
   const int64_t rows = shape_.rows;
   const int64_t columns = shape_.columns;
@@ -341,6 +342,7 @@ std::vector<TensorType> gradient_types(const OpCall& op) {
   const DType dtype = dtype_of(op);
   op.require(op.has_input(kKept) || op.input(kKey).dtype == dtype,
              "q and k have the same dtype");
+  check_precision(op);
   check_maps(op, shape);
   const auto [batch, rows, columns] = shape;
   std::vector<TensorType> types(3, TensorType::none());
@@ -404,7 +406,7 @@ extern const OpDef kAttentionGrad{
         "Tensor[] grad_others, *, int{0..} num_others, int{1..}[] shape, "
         "str[] code, float[] constants, int{0..} result, bool safe, "
         "str[] grad_code, float[] grad_constants, int{0..} grad_result, "
-        "int{1..}[] grad_shape) -> "
+        "int{1..}[] grad_shape, str{bf16, tf32}? precision) -> "
         "(Tensor? for_q, Tensor? for_k, Tensor? for_v)",
     .family = "attention",
     .shape = gradient_types,

@@ -2,19 +2,20 @@
 
 #include "ops/attention/attention.h"
 #include "ops/math/softmax_rows.h"
+#include "ops/operands/precision.h"
 
 namespace popsim::ops {
 namespace {
 
 dense::MatmulSpec scores_spec(const HeadInput& q, const HeadInput& k,
-                              bool initial, DType dtype) {
+                              bool initial, int significant_bits) {
   return {.m = q.rows(),
           .n = k.columns(),
           .k = q.columns(),
           .a = q.strides(),
           .b = k.strides(),
           .beta = initial ? 1.0F : 0.0F,
-          .significant_bits = significant_bits(dtype)};
+          .significant_bits = significant_bits};
 }
 
 }  // namespace
@@ -109,9 +110,9 @@ Probabilities::Probabilities(const OpView& op, const Inputs& inputs,
     : shape_(score_shape(op, inputs.q, inputs.k)),
       q_(op, inputs.q, workspace),
       k_(op, inputs.k, workspace),
-      product_(
-          make_product(op, scores_spec(q_, k_, op.has_input(inputs.initial),
-                                       op.input(inputs.q).dtype))),
+      product_(make_product(
+          op, scores_spec(q_, k_, op.has_input(inputs.initial),
+                          significant_bits_in(op, op.input(inputs.q).dtype)))),
       map_(op, map, product_->rows()),
       softmax_row_(op.attribute<bool>("safe") ? Softmax<true>::row
                                               : Softmax<false>::row),

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <utility>
 
+#include "ops/operands/all_bits.h"
 #include "ops/operands/aten_types.h"
 #include "ops/operands/float_operand.h"
 #include "threads/tasks.h"
@@ -63,6 +64,7 @@ class AtenConvolution : public Kernel {
   // Returns the results of compute(images) for each task.
   template <typename Compute>
   std::vector<at::Tensor> compute_all(const Compute& compute) const {
+    const AllBits all_bits;
     std::vector<at::Tensor> results(static_cast<size_t>(tasks_.count()));
     tasks_.run([&](int64_t task, threads::Range images) {
       const c10::InferenceMode no_autograd;

@@ -18,6 +18,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/image_layout.h"
 #include "ops/operands/partials.h"
+#include "ops/operands/precision.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
 
@@ -77,8 +78,9 @@ class DenseConvolution final : public Kernel {
     spec.bias = roles.bias && !g.transposed;
     spec.significant_bits = 0;
     for (const auto& [index, slot] : roles.inputs) {
-      spec.significant_bits = std::max(spec.significant_bits,
-                                       significant_bits(op.input(index).dtype));
+      spec.significant_bits =
+          std::max(spec.significant_bits,
+                   significant_bits_in(op, op.input(index).dtype));
     }
     if (!g.transposed) {
       for (const auto& [index, slot] : roles.inputs) {
@@ -176,7 +178,7 @@ extern const OpDef kConvolution{
         "convolution(Tensor x, Tensor weight, Tensor? bias, *, "
         "int{1..}[] stride, int{0..}[] padding, int{1..}[] dilation, "
         "int{0..}[] output_padding, bool transposed, int{1..} groups, "
-        "str{half}? partials) -> Tensor",
+        "str{half}? partials, str{bf16, tf32}? precision) -> Tensor",
     .family = "convolution",
     .shape = forward_type,
     .prepare = prepare<forward_geometry, forward_roles, aten_forward>,
@@ -193,7 +195,7 @@ extern const OpDef kConvolutionGradInput{
         "int{1..}[] input_shape, int{1..}[] stride, int{0..}[] padding, "
         "int{1..}[] dilation, "
         "int{0..}[] output_padding, bool transposed, int{1..} groups, "
-        "str{half}? partials) -> Tensor",
+        "str{half}? partials, str{bf16, tf32}? precision) -> Tensor",
     .family = "convolution",
     .shape = grad_input_type,
     .prepare = prepare<grad_input_geometry, grad_input_roles, aten_grad_input>,
@@ -210,7 +212,7 @@ extern const OpDef kConvolutionGradWeight{
         "int{1..}[] weight_shape, int{1..}[] stride, int{0..}[] padding, "
         "int{1..}[] dilation, "
         "int{0..}[] output_padding, bool transposed, int{1..} groups, "
-        "str{half}? partials) -> Tensor",
+        "str{half}? partials, str{bf16, tf32}? precision) -> Tensor",
     .family = "convolution",
     .shape = grad_weight_type,
     .prepare =

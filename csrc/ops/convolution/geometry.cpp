@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "ops/operands/partials.h"
+#include "ops/operands/precision.h"
 
 namespace popsim::ops {
 namespace {
@@ -72,6 +73,7 @@ Geometry read_geometry(const OpCall& op, const Shape& x, const Shape& weight) {
 void check_operands(const OpCall& op) {
   op.require_one_dtype();
   static_cast<void>(has_half_partials(op));
+  check_precision(op);
 }
 
 void check_grad_y(const OpCall& op, const Geometry& g) {

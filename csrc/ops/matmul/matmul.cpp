@@ -17,6 +17,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/matrices.h"
 #include "ops/operands/partials.h"
+#include "ops/operands/precision.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
 
@@ -204,7 +205,7 @@ std::unique_ptr<DenseMatmul> DenseMatmul::create(const OpView& op,
       .alpha = static_cast<float>(op.attribute<double>("alpha")),
       .operand_type = memory,
       .result_type = memory,
-      .significant_bits = significant_bits(dtype),
+      .significant_bits = significant_bits_in(op, dtype),
       .half_partials = has_half_partials(op),
       .relu = has_relu(op),
       .mask = op.has_input(kMask)};
@@ -284,6 +285,7 @@ std::vector<TensorType> product_type(const OpCall& op) {
   };
   check(is_matrix(a) && is_matrix(b), "operands have two or three axes");
   check(a.dtype == b.dtype, "operands have the same dtype");
+  check_precision(op);
   check(a.shape.back() == b.shape[b.shape.size() - 2],
         "a has as many columns as b has rows");
   Shape shape{a.shape[a.shape.size() - 2], b.shape.back()};
@@ -339,7 +341,7 @@ extern const OpDef kMatmul{
     .schema =
         "matmul(Tensor a, Tensor b, Tensor? bias, Tensor? mask, *, "
         "float alpha=1, float beta=1, str{relu}? activation, "
-        "str{half}? partials) -> Tensor",
+        "str{half}? partials, str{bf16, tf32}? precision) -> Tensor",
     .family = "matmul",
     .shape = product_type,
     .prepare = prepare,

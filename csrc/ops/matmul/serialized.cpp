@@ -13,6 +13,7 @@
 #include "ops/operands/float_operand.h"
 #include "ops/operands/matrices.h"
 #include "ops/operands/partials.h"
+#include "ops/operands/precision.h"
 #include "ops/work.h"
 #include "threads/tasks.h"
 
@@ -220,16 +221,16 @@ class SerializedMatmul final : public Kernel {
         out_(op, workspace_) {
     const Matrices& a = a_.matrices();
     const Matrices& b = b_.matrices();
-    dense::MatmulSpec spec{
-        .batch = batch_of(op.output(0).shape),
-        .m = a.rows,
-        .n = b.columns,
-        .k = a.columns,
-        .a = a.strides,
-        .b = b.strides,
-        .significant_bits = std::max(significant_bits(op.input(kA).dtype),
-                                     significant_bits(op.input(kB).dtype)),
-        .half_partials = has_half_partials(op)};
+    dense::MatmulSpec spec{.batch = batch_of(op.output(0).shape),
+                           .m = a.rows,
+                           .n = b.columns,
+                           .k = a.columns,
+                           .a = a.strides,
+                           .b = b.strides,
+                           .significant_bits = std::max(
+                               significant_bits_in(op, op.input(kA).dtype),
+                               significant_bits_in(op, op.input(kB).dtype)),
+                           .half_partials = has_half_partials(op)};
     product_ = create(op, spec);
     size_t bytes = product_->workspace_bytes();
     if (out_.adds(1)) {
@@ -287,6 +288,7 @@ std::vector<TensorType> product_type(const OpCall& op) {
                       : slices == Slices::kColumns ? columns_of(b)
                                                    : columns_of(a);
   op.require(cut % factor_of(op) == 0, "the factor divides ", cut);
+  check_precision(op);
   op.require(!op.has_attribute("partials") || !op.attribute<bool>("wide_sums"),
              "partials and wide_sums are not given together");
   Shape shape = a;
@@ -328,7 +330,7 @@ extern const OpDef kSerializedMatmul{
         "serialized_matmul(Tensor{float32, float16} a, "
         "Tensor{float32, float16} b, *, str{rows, columns, depth} slices, "
         "int{1..} factor, bool wide_sums, dtype{float32, float16} dtype, "
-        "str{half}? partials) -> Tensor",
+        "str{half}? partials, str{bf16, tf32}? precision) -> Tensor",
     .family = "matmul",
     .shape = product_type,
     .prepare = prepare,

@@ -134,6 +134,7 @@ dense::MatmulSpec weight_product(const Dims& dims, int64_t columns) {
           .k = dims.rows(),
           .a = {.row = 1, .column = dims.gate_columns()},
           .b = {.row = columns, .column = 1},
+          .significant_bits = dims.significant_bits,
           .half_partials = dims.half_partials};
 }
 
@@ -174,6 +175,7 @@ RecurrentGradKernel<Cell>::RecurrentGradKernel(const OpView& op)
               .k = dims_.gate_columns(),
               .a = {.row = dims_.gate_columns(), .column = 1},
               .b = {.row = dims_.inputs, .column = 1},
+              .significant_bits = dims_.significant_bits,
               .half_partials = dims_.half_partials},
              workspace_),
       for_weight_input_(weight_product(dims_, dims_.inputs), workspace_),
@@ -430,7 +432,8 @@ extern const OpDef kRecurrentGrad{
         "Tensor{floats} weight_hidden, Tensor{floats} y, "
         "Tensor{floats}? gates, Tensor{floats}? state, *, "
         "str{lstm, gru, rnn_relu, rnn_tanh} mode, bool reverse, "
-        "str{half}? partials) -> (Tensor? grad_x, Tensor? grad_h0, "
+        "str{half}? partials, str{bf16, tf32}? precision) -> (Tensor? grad_x, "
+        "Tensor? grad_h0, "
         "Tensor? grad_c0, Tensor? grad_weight_input, "
         "Tensor? grad_weight_hidden, Tensor? grad_bias_input, "
         "Tensor? grad_bias_hidden)",

@@ -9,6 +9,7 @@
 #include "base/numbers.h"
 #include "dense/matmul.h"
 #include "ops/operands/partials.h"
+#include "ops/operands/precision.h"
 #include "threads/tasks.h"
 
 namespace popsim::ops::recurrent {
@@ -50,6 +51,7 @@ Dims dims_of(const OpCall& op, const Operands& operands) {
                  input[1] == x.shape[2],
              "x and the weights have the shapes of a recurrent layer");
   op.require_one_dtype();
+  check_precision(op);
   return {.dtype = x.dtype,
           .steps = x.shape[0],
           .batch = x.shape[1],
@@ -57,7 +59,9 @@ Dims dims_of(const OpCall& op, const Operands& operands) {
           .hidden = hidden[1],
           .gates = gates,
           .reverse = op.attribute<bool>("reverse"),
-          .half_partials = has_half_partials(op)};
+          .half_partials = has_half_partials(op),
+          // h and the gates are float32, whatever the dtype in memory.
+          .significant_bits = significant_bits_in(op, DType::kFloat32)};
 }
 
 Kept kept_by(const OpCall& op) {

@@ -24,6 +24,8 @@ struct Dims {
   int64_t gates = 0;
   bool reverse = false;
   bool half_partials = false;
+  // That products must use.
+  int significant_bits = 24;
 
   [[nodiscard]] int64_t rows() const { return steps * batch; }
   // For products of rows of this length.

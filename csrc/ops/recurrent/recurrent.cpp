@@ -65,6 +65,7 @@ class RecurrentKernel final : public Kernel {
                   .a = {.row = dims_.inputs, .column = 1},
                   .b = {.row = 1, .column = dims_.inputs},
                   .bias = static_cast<bool>(bias_input_),
+                  .significant_bits = dims_.significant_bits,
                   .half_partials = dims_.half_partials},
                  workspace_) {}
 
@@ -228,7 +229,8 @@ extern const OpDef kRecurrent{
         "Tensor{floats} weight_input, Tensor{floats} weight_hidden, "
         "Tensor{floats}? bias_input, Tensor{floats}? bias_hidden, *, "
         "str{lstm, gru, rnn_relu, rnn_tanh} mode, bool reverse, "
-        "str{half}? partials) -> (Tensor y, Tensor? gates, Tensor? state)",
+        "str{half}? partials, str{bf16, tf32}? precision) -> (Tensor y, "
+        "Tensor? gates, Tensor? state)",
     .family = "recurrent",
     .shape = types,
     .prepare = prepare,

@@ -7,6 +7,7 @@
 #include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
 #include "ops/operands/matrices.h"
+#include "ops/operands/precision.h"
 #include "ops/update/common.h"
 #include "ops/work.h"
 
@@ -32,12 +33,14 @@ class SgdProductUpdate final : public Kernel {
         decay_(op, 3),
         learning_rate_(op, 4),
         gradient_(op.has_output(1) ? op.output_id(1) : graph::kNoTensor),
-        product_(dense::create_matmul({.m = op.input(kA).shape[0],
-                                       .n = op.input(kB).shape[1],
-                                       .k = op.input(kA).shape[1],
-                                       .a = strides_of(op.input(kA)),
-                                       .b = strides_of(op.input(kB)),
-                                       .update = true})) {
+        product_(dense::create_matmul(
+            {.m = op.input(kA).shape[0],
+             .n = op.input(kB).shape[1],
+             .k = op.input(kA).shape[1],
+             .a = strides_of(op.input(kA)),
+             .b = strides_of(op.input(kB)),
+             .significant_bits = significant_bits_in(op, DType::kFloat32),
+             .update = true})) {
     check_internal(product_ != nullptr, "sgd_product_update '", op.op().name,
                    "': no code for a product of ",
                    to_string(op.input(kA).shape), " and ",
@@ -91,7 +94,8 @@ extern const OpDef kSgdProductUpdate{
     .schema =
         "sgd_product_update(Tensor(a!){float32} weight, Tensor{float32} a, "
         "Tensor{float32} b, Tensor{float32} weight_decay_scale_factor0, "
-        "Tensor{float32} scaled_learning_rate0) -> "
+        "Tensor{float32} scaled_learning_rate0, *, "
+        "str{bf16, tf32}? precision) -> "
         "(Tensor(a!) weight, Tensor? gradient)",
     .family = "update",
     .shape = types,

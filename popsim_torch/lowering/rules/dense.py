@@ -15,6 +15,7 @@ from popsim_torch.lowering.rules.aten import lower_aten
 from popsim_torch.lowering.rules.reductions import reduce_over
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
 from popsim_torch.private_torch.operators import schema_of
+from popsim_torch.trace.graph.origin import precision_of
 from popsim_torch.trace.serialized_products import SERIALIZED_MATMUL
 
 aten = torch.ops.aten
@@ -60,25 +61,42 @@ def partials_attribute(dtype: torch.dtype, *, half: bool) -> dict[str, Attribute
     return {"partials": "half"} if half and dtype == torch.float16 else {}
 
 
+def precision_attribute(precision: str | None, *operands: Tensor) -> dict[str, Attribute]:
+    """Return the attribute for the bits of float32 operands that a product needs.
+
+    Args:
+        precision: ``"tf32"``, ``"bf16"``, or None for all bits.
+        operands: The operands; without one of float32 there is no attribute.
+    """
+    if precision is None or all(t.dtype != torch.float32 for t in operands):
+        return {}
+    return {"precision": precision}
+
+
 def _result(builder: Builder, node: torch.fx.Node) -> Tensor:
     return builder.value(node.meta["val"].dtype, node.meta["val"].shape)
 
 
-def _matmul_attributes(builder: Builder, operand: Tensor) -> dict[str, Attribute]:
-    return partials_attribute(operand.dtype, half=builder.half_partials.matmul)
+def _matmul_attributes(
+    builder: Builder, node: torch.fx.Node, operand: Tensor
+) -> dict[str, Attribute]:
+    return {
+        **partials_attribute(operand.dtype, half=builder.half_partials.matmul),
+        **precision_attribute(precision_of(node).matmul, operand),
+    }
 
 
 def _product(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     a, b = (builder.tensor(arg) for arg in node.args[:2])
     out = _result(builder, node)
-    builder.op("matmul", [a, b], [out], _matmul_attributes(builder, a), place=place)
+    builder.op("matmul", [a, b], [out], _matmul_attributes(builder, node, a), place=place)
     return out
 
 
 def _product_plus(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     bias, a, b = (builder.tensor(arg) for arg in node.args[:3])
     out = _result(builder, node)
-    attributes = {**_scales(node), **_matmul_attributes(builder, a)}
+    attributes = {**_scales(node), **_matmul_attributes(builder, node, a)}
     builder.op("matmul", [a, b, bias], [out], attributes, place=place)
     return out
 
@@ -110,6 +128,7 @@ def _serialized_product(builder: Builder, node: torch.fx.Node, place: Place) -> 
         "wide_sums": wide,
         "dtype": dtype_name(dtype),
         **partials_attribute(a.dtype, half=half),
+        **precision_attribute(precision_of(node).matmul, a, b),
     }
     out = _result(builder, node)
     builder.op("serialized_matmul", [a, b], [out], attributes, place=place)
@@ -124,7 +143,7 @@ def _vector_product(builder: Builder, node: torch.fx.Node, place: Place) -> Valu
     out = _result(builder, node)
     rows = (a.shape[0], 1)
     inputs = [a, *(_column(builder, tensor) for tensor in (b, *bias))]
-    attributes = {**(_scales(node) if bias else {}), **_matmul_attributes(builder, a)}
+    attributes = {**(_scales(node) if bias else {}), **_matmul_attributes(builder, node, a)}
     seen = builder.graph.add_view(out, rows, (1, 1), 0)
     builder.op("matmul", inputs, [seen], attributes, place=place)
     return out
@@ -135,7 +154,7 @@ def _column(builder: Builder, tensor: Tensor) -> Tensor:
 
 
 def _convolution_attributes(
-    builder: Builder, operand: Tensor, arguments: tuple[Any, ...]
+    builder: Builder, node: torch.fx.Node, operand: Tensor, arguments: tuple[Any, ...]
 ) -> dict[str, Any]:
     stride, padding, dilation, transposed, output_padding, groups = arguments
     return {
@@ -146,6 +165,7 @@ def _convolution_attributes(
         "transposed": bool(transposed),
         "groups": int(groups),
         **partials_attribute(operand.dtype, half=builder.half_partials.convolution),
+        **precision_attribute(precision_of(node).convolution, operand),
     }
 
 
@@ -164,14 +184,14 @@ def _convolution(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if bias is not None:
         inputs.append(builder.tensor(bias))
     out = _image(builder, node.meta["val"], node.args[3:9])
-    attributes = _convolution_attributes(builder, inputs[0], node.args[3:9])
+    attributes = _convolution_attributes(builder, node, inputs[0], node.args[3:9])
     builder.op("convolution", inputs, [out], attributes, place=place)
     return out
 
 
 def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     gradient, x, weight = (builder.tensor(arg) for arg in node.args[:3])
-    attributes = _convolution_attributes(builder, gradient, node.args[4:10])
+    attributes = _convolution_attributes(builder, node, gradient, node.args[4:10])
     mask: Any = node.args[10]
     used = builder.used_results(node)
     for_x = for_weight = for_bias = None

@@ -8,8 +8,9 @@ import torch.fx
 
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
-from popsim_torch.lowering.rules.dense import partials_attribute
+from popsim_torch.lowering.rules.dense import partials_attribute, precision_attribute
 from popsim_torch.lowering.rules.rule import Rule
+from popsim_torch.trace.graph.origin import precision_of
 from popsim_torch.trace.recurrent import RECURRENT, RECURRENT_GRAD
 
 # The results of the operator.
@@ -29,9 +30,17 @@ def _split(
         else None
         for operand in operands
     ]
-    dtype = next(tensor.dtype for tensor in inputs if tensor is not None)
-    partials = partials_attribute(dtype, half=builder.half_partials.matmul)
-    return inputs, {"mode": str(mode), "reverse": bool(reverse), **partials}
+    given = [tensor for tensor in inputs if tensor is not None]
+    partials = partials_attribute(given[0].dtype, half=builder.half_partials.matmul)
+    precision = precision_of(node)
+    # PyTorch computes the other layers as matrix products.
+    needed = precision.lstm if mode == "lstm" else precision.matmul
+    return inputs, {
+        "mode": str(mode),
+        "reverse": bool(reverse),
+        **partials,
+        **precision_attribute(needed, *given),
+    }
 
 
 def _layer(builder: Builder, node: torch.fx.Node, place: Place) -> Value:

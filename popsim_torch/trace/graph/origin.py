@@ -18,9 +18,11 @@ import torch.fx
 import torch.fx.traceback as fx_traceback
 
 from popsim_torch.ir import NOWHERE, Origin
+from popsim_torch.trace.graph.precision import FloatPrecision
 
 _CHANNEL = "custom"
 _KEY = "popsim"
+_PRECISION = "popsim_precision"
 _DRAW = "popsim_draw"
 _GRADIENT = "popsim_gradient"
 _IN_HOOK = "popsim_hook"
@@ -39,8 +41,16 @@ def recording() -> Iterator[None]:
 
 
 def set_origin(origin: Origin) -> None:
-    """Make ``origin`` the origin of new nodes, until the next call."""
-    fx_traceback.get_current_meta()[_CHANNEL] = {_KEY: origin}
+    """Make ``origin`` the origin of new nodes, until the next call.
+
+    They also keep the precision that PyTorch's settings have now: forward may change it, and the
+    backward pass reads it when it runs.
+    """
+    channel: dict[str, Any] = {_KEY: origin}
+    precision = FloatPrecision.now()
+    if precision != FloatPrecision():
+        channel[_PRECISION] = precision
+    fx_traceback.get_current_meta()[_CHANNEL] = channel
 
 
 def current_origin() -> Origin:
@@ -53,6 +63,12 @@ def origin_of(node: torch.fx.Node) -> Origin:
     """Return the origin of a node; an empty one for nodes made outside of ``recording``."""
     origin: Origin = node.meta.get(_CHANNEL, {}).get(_KEY, NOWHERE)
     return origin
+
+
+def precision_of(node: torch.fx.Node) -> FloatPrecision:
+    """Return the precision of float32 products that a node was recorded with."""
+    precision: FloatPrecision = node.meta.get(_CHANNEL, {}).get(_PRECISION, FloatPrecision())
+    return precision
 
 
 def copy_channel() -> dict[str, Any]:
