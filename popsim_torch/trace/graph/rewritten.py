@@ -23,6 +23,7 @@ import torch.fx
 import torch.fx.traceback as fx_traceback
 from torch.fx.node import map_arg
 
+from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.operators import (
     OpOverload,
     has_functionalize_kernel,
@@ -148,9 +149,12 @@ class _Rewriting:
     def _value_as_before(self, node: torch.fx.Node) -> Any:
         """Return the values of a node if its inputs are laid out as in the old graph."""
         for one in node.all_input_nodes:
-            if self._tensors[one].node.meta["val"] is not self._recorder.shared(one.meta["val"]):
+            value = one.meta.get("val")
+            if not isinstance(value, FakeTensor):
                 return None
-        return node.meta["val"]
+            if self._tensors[one].node.meta["val"] is not self._recorder.shared(value):
+                return None
+        return node.meta.get("val")  # a node of popsim_torch may have none
 
     def _view(self, node: torch.fx.Node, target: OpOverload) -> Any:
         source = self._tensors[node.args[0]]  # type: ignore[index]
