@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from popsim_torch.trace.ctc import ctc_call
 from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.grouped_products import grouped_call
 from popsim_torch.trace.mutating_operators import functional_call
 
 
@@ -56,6 +57,11 @@ def _isfinite(input: torch.Tensor) -> torch.Tensor:
     return torch.isnan(input).logical_or(torch.isinf(input)).logical_not()
 
 
+def _histc(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute ``torch.histc`` of integers: the host cannot, but devices can."""
+    return torch.histc(input.float(), *args, **kwargs).to(input.dtype)
+
+
 def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings: Any) -> Any:
     """Compute ``tensor.random_(low, high)``.
 
@@ -99,9 +105,12 @@ def traceable_call(
         return functools.partial(_bincount, *args, **kwargs) if num_bins else None
     if func in (torch.isfinite, torch.Tensor.isfinite):
         return functools.partial(_isfinite, *args, **kwargs)
+    if func in (torch.histc, torch.Tensor.histc) and not args[0].is_floating_point():
+        return functools.partial(_histc, *args, **kwargs)
     if func is torch.Tensor.random_:
         settings = dict(kwargs)
         bounds = (*args[1:], *(settings.pop(key) for key in ("from", "to") if key in settings))
         if len(bounds) == 2:
             return functools.partial(_random_between, args[0], *bounds, **settings)
-    return functional_call(func, args, kwargs)
+    grouped = grouped_call(getattr(func, "__name__", ""), args, kwargs)
+    return grouped or functional_call(func, args, kwargs)
