@@ -16,7 +16,7 @@ KEEP_BYTECODE := env -u PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-.PHONY: build demo tutorials notebooks bench bench-quick docs wheel clean help lint format types
+.PHONY: build demo tutorials notebooks bench bench-quick models docs wheel clean help lint format types
 .PHONY: coverage-ops validate test test-targets test-without-onednn test-portable test-avx2 test-asan golden slow
 
 help: ## list the targets
@@ -97,7 +97,8 @@ demo: build $(STAMPS)/tutorials.installed ## run the gradient-histogram tutorial
 tutorials: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run every tutorial as a test
 	$(PY) -m pytest -m tutorial
 
-BENCHMARKS := $(sort $(basename $(notdir $(wildcard benchmarks/*.py))))
+# `make models` runs benchmarks/models.py, which takes longer than all others.
+BENCHMARKS := $(filter-out models,$(sort $(basename $(notdir $(wildcard benchmarks/*.py)))))
 BENCH_OPTIONS ?=
 
 bench: build ## run every benchmark
@@ -105,6 +106,9 @@ bench: build ## run every benchmark
 	  printf '\n## %s\n\n' "$$name"; \
 	  $(PY) -m benchmarks.$$name $(BENCH_OPTIONS) || exit 1; \
 	done
+
+models: build $(STAMPS)/tutorials.installed $(STAMPS)/models.installed ## train whole models beside eager PyTorch, write docs/models.md
+	$(PY) -m benchmarks.models --page docs/models.md
 
 bench-quick: ## run every benchmark with one round each
 	@$(MAKE) --no-print-directory bench BENCH_OPTIONS="--rounds 1"

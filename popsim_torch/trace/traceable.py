@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from popsim_torch.trace.ctc import ctc_call
 from popsim_torch.trace.cumprod import cumprod_call
 from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.grouped_products import grouped_call
 from popsim_torch.trace.mutating_operators import functional_call
 from popsim_torch.trace.static_shapes import static_call
 
@@ -58,6 +59,11 @@ def _bincount(
 def _isfinite(input: torch.Tensor) -> torch.Tensor:
     """Compute ``torch.isfinite`` without comparing a NaN, which floating-point checks report."""
     return torch.isnan(input).logical_or(torch.isinf(input)).logical_not()
+
+
+def _histc(input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute ``torch.histc`` of integers: the host cannot, but devices can."""
+    return torch.histc(input.float(), *args, **kwargs).to(input.dtype)
 
 
 def _random_between(tensor: torch.Tensor, low: int, high: int | None, **settings: Any) -> Any:
@@ -125,6 +131,8 @@ def traceable_call(
         return functools.partial(_bincount, *args, **kwargs) if num_bins else None
     if func in (torch.isfinite, torch.Tensor.isfinite):
         return functools.partial(_isfinite, *args, **kwargs)
+    if func in (torch.histc, torch.Tensor.histc) and not args[0].is_floating_point():
+        return functools.partial(_histc, *args, **kwargs)
     if func is torch.Tensor.random_:
         settings = dict(kwargs)
         bounds = (*args[1:], *(settings.pop(key) for key in ("from", "to") if key in settings))
@@ -134,4 +142,5 @@ def traceable_call(
         return functools.partial(_batch_norm_of_running, *args)
     if func is torch.Tensor.polygamma_:  # PyTorch has no rule that removes its change in place
         return functools.partial(_polygamma_, *args, **kwargs)
-    return static_call(func, args, kwargs) or functional_call(func, args, kwargs)
+    grouped = grouped_call(getattr(func, "__name__", ""), args, kwargs)
+    return grouped or static_call(func, args, kwargs) or functional_call(func, args, kwargs)

@@ -26,6 +26,7 @@ SMALL = {
         ["LSTM 16"],
     ),
     "memory": (["--only", "MLP 32 float16"], ["MLP 32 float16"]),
+    "models": (["--only", "graph attention", "--rounds", "1"], ["graph attention"]),
     "neighbours": (["--rounds", "1", "--seconds", "0.05"], ["16 x 64, 16", "16 x 1024, 128"]),
     "observing": (["--only", "MLP 32", "--rounds", "1"], ["MLP 32"]),
     "pipelines": (["--rounds", "1"], ["8 x 96, 8, 64", "8 x 768, 64, 16"]),

@@ -1,0 +1,1 @@
+"""Whole models that users bring, each small enough to train on a desk."""
