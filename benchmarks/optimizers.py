@@ -2,7 +2,8 @@
 
 A training step of a perceptron runs with each optimizer of PyTorch. The time of the update is the
 difference to a step with plain SGD; the rival is eager PyTorch's own ``optimizer.step()`` with
-``foreach=True``. The error is that of the weights after ten steps, against eager PyTorch in float64.
+``foreach=True``. The error is that of the weights after ten steps, against eager PyTorch in
+float64.
 
 ``--page docs/optimizers.md`` writes the page of the project that has this table.
 """
@@ -128,10 +129,10 @@ def _options() -> poptorch.Options:
     return poptorch.Options().showCompilationProgressBar(False)
 
 
-def rows(rounds: int) -> list[list[str]]:
-    """Return the rows of the table."""
+def rows(names: Sequence[str], rounds: int) -> list[list[str]]:
+    """Return the rows of the table for some optimizers."""
     found = []
-    for name in OPTIMIZERS:
+    for name in names:
         module = Perceptron(4, 1)
         how = "its step, traced" if is_traced(make(name, module)) else "an op"
         ratios = []
@@ -145,90 +146,8 @@ def rows(rounds: int) -> list[list[str]]:
 
 HEADER = ["Optimizer", "Updated by", "States", "Error", *(f"Speed, {size}" for size in SIZES)]
 
-PAGE = """# Optimizers
-
-Every optimizer trains a model. SGD, Adam, AdamW, RMSprop and LAMB have update ops of their own. The
-`step` of all others, of PyTorch or your own, is traced: it runs once on tensors without values, and
-what it computes becomes part of the program.
-
-```python
-import torch
-import popsim_torch as poptorch
-
-
-class Lion(torch.optim.Optimizer):
-    def __init__(self, parameters, lr=1e-3, betas=(0.9, 0.99)):
-        super().__init__(parameters, {{"lr": lr, "betas": betas}})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        for group in self.param_groups:
-            slow, fast = group["betas"]
-            for p in group["params"]:
-                state = self.state[p]
-                if not state:
-                    state["exp_avg"] = torch.zeros_like(p)
-                average = state["exp_avg"]
-                p.sub_(group["lr"] * (slow * average + (1 - slow) * p.grad).sign())
-                average.mul_(fast).add_(p.grad, alpha=1 - fast)
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = torch.nn.Linear(4, 2)
-
-    def forward(self, x, y):
-        return torch.nn.functional.cross_entropy(self.fc(x), y)
-
-
-net = Model()
-optimizer = Lion(net.parameters())
-model = poptorch.trainingModel(net, optimizer=optimizer)
-model(torch.randn(8, 4), torch.randint(2, (8,)))
-print([name for name in model.getTensorNames() if "exp_avg" in name and "weight" in name])
-print(list(optimizer.state_dict()["state"][0]))
-```
-
-```text
-['exp_avg___fc.weight', 'UpdatedVar___exp_avg___fc.weight']
-['exp_avg']
-```
-
-## How it works
-
-* **States** are what the step leaves in `self.state[p]`, `self.state[...]`, numbers of groups, and numbers in attributes.
-  They begin with the value that the step gives them first. Each has a name, `<key>___<parameter>`, and can be anchored.
-  A step whose first run differs (`momentum_buffer = grad.clone()`) has another state, `stepped`, which says so.
-* **Numbers of groups** (`lr`, `betas`) are variables of the device: `setOptimizer` changes them without another compilation.
-  If a condition of the step depends on one (`if weight_decay != 0`), a change that alters the answer compiles again.
-* **Conditions on states** (`if step > 5`) are answered on the device: the step runs once for each answer, and the program
-  chooses between the results. 32 different paths are the limit; `torch.where` has none.
-* **Python's numbers**, such as `1 - beta ** step` and `math.sqrt(...)`, are computed in float64, as Python does.
-* **The dictionary** of `state_dict()` is PyTorch's own, for all optimizers but those of `poptorch.optim`. It goes to eager
-  PyTorch and back, and `load_state_dict` takes effect in the next call.
-* Parameter groups, gradient accumulation, replicas, pipelines, loss scaling (an attribute `loss_scaling` of the optimizer)
-  and device loops work as with other optimizers. Parameters in no group stay as they are, with a warning.
-* Tensors of the step are float32, float16 or bfloat16. Where it asks for float64, it gets float32.
-
-## What is refused, with the reason
-
-* `LBFGS`, and others whose `step` needs a closure: it computes the loss as often as the values require.
-* `SparseAdam`: gradients are dense.
-* A step that keeps parameters in an attribute instead of taking them from `self.param_groups`; that adds states or changes
-  their shape in a later step; or that needs a state as a plain number where only Python could use it (`range(step)`).
-
-## Measured
-
-*Error*: of the weights after {steps} steps of a small perceptron, against eager PyTorch in float64, relative to the largest
-weight. *Speed*: eager PyTorch's `step()` with `foreach=True`, if it has that, divided by the time of the update here, for a
-perceptron of six layers with {sizes} features. Adagrad and Muon of eager PyTorch round some numbers otherwise; Muon computes in
-bfloat16, so its error is that of 8 bits.
-
-{table}
-
-{machine}
-"""
+PAGE = Path(__file__).parent / "common" / "optimizers_page.md"
+"""What the page says around the table."""
 
 
 def page(table: Sequence[Sequence[str]]) -> str:
@@ -237,23 +156,26 @@ def page(table: Sequence[Sequence[str]]) -> str:
     lines += [" | ".join(row) for row in table]
     text = "\n".join(f"| {line} |" for line in lines)
     sizes = " and ".join(map(str, SIZES))
-    return PAGE.format(steps=NUM_STEPS, sizes=sizes, table=text, machine=describe_machine())
+    around = PAGE.read_text(encoding="utf-8")
+    return around.format(steps=NUM_STEPS, sizes=sizes, table=text, machine=describe_machine())
 
 
 def main() -> None:
     """Print the table, or write the page."""
     parser = make_parser(__doc__)
     parser.add_argument("--page", type=Path, help="write the page of the project")
+    parser.add_argument(
+        "--names", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="NAME"
+    )
     arguments = parser.parse_args()
-    found = rows(arguments.rounds)
+    found = rows(arguments.names, arguments.rounds)
     if arguments.page is not None:
         arguments.page.write_text(page(found))
         return
     print(describe_machine())
-    table = Table(HEADER)
+    table = Table("Updates", HEADER)
     for row in found:
-        table.add(*row)
-    print(table)
+        table.row(*row)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ SMALL = {
     "models": (["--only", "graph attention", "--rounds", "1"], ["graph attention"]),
     "neighbours": (["--rounds", "1", "--seconds", "0.05"], ["16 x 64, 16", "16 x 1024, 128"]),
     "observing": (["--only", "MLP 32", "--rounds", "1"], ["MLP 32"]),
+    "optimizers": (["--rounds", "1", "--names", "Adagrad"], ["Adagrad"]),
     "pipelines": (["--rounds", "1"], ["8 x 96, 8, 64", "8 x 768, 64, 16"]),
     "processes": (["--rounds", "1"], ["784-320-100-10, 64", "4 x 1024, 512"]),
     "queues": (

@@ -360,9 +360,9 @@ MISTAKES: list[Row] = [
     (parameters_of_another_model, poptorch.Error, ["[8, 4]", "not in the model"], []),
     (an_optimizer_in_the_place_of_options, poptorch.Error, ["options", "got SGD"], []),
     (
-        lambda: train(make=torch.optim.Adagrad),
+        lambda: train(make=torch.optim.LBFGS),
         AssertionError,
-        ["Adagrad", "Supported are SGD"],
+        ["LBFGS", "closure", "Use an optimizer"],
         [],
     ),
     (lambda: poptorch.inferenceModel(Net), poptorch.Error, ["torch.nn.Module", "type"], []),

@@ -159,7 +159,7 @@ def test_an_exception_ends_the_run_as_it_is():
         ({"sizes": [4, 2]}, "each axis has a size"),
         ({"sizes": [5, 2, 1]}, "output 0"),
         ({"dtypes": ["float32", "int32", "bool"]}, "output 1"),
-        ({"dtypes": ["float32", "int64", "complex64"]}, "dtypes"),
+        ({"dtypes": ["float32", "int64", "complex128"]}, "dtypes"),
         ({"call": -1}, "call"),
     ],
 )
