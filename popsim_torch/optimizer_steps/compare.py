@@ -222,7 +222,7 @@ def is_continued(
 def results_of(module: torch.fx.GraphModule) -> Sequence[torch.fx.Node]:
     """Return the nodes whose values a graph returns."""
     (output,) = module.graph.find_nodes(op="output")
-    results: Sequence[torch.fx.Node] = output.args[0]  # type: ignore[assignment]
+    results: Sequence[torch.fx.Node] = output.args[0]
     return results
 
 

@@ -202,7 +202,7 @@ extern const OpDef kEmbeddingBagGrad{
     .only_overflows = true,
 };
 
-extern const OpDef kBagWeightsGrad{
+extern const OpDef kEmbeddingBagWeightsGrad{
     .name = "embedding_bag_weights_grad",
     .schema =
         "embedding_bag_weights_grad(Tensor{floats} gradient, "

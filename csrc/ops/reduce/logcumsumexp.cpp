@@ -133,7 +133,7 @@ class LogCumsumExp final : public Kernel {
 
 }  // namespace
 
-extern const OpDef kLogCumsumExp{
+extern const OpDef kLogcumsumexp{
     .name = "logcumsumexp",
     .schema = "logcumsumexp(Tensor{floats} x, *, int{0..} axis) -> Tensor",
     .family = "reduce",
