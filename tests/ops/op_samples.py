@@ -313,6 +313,19 @@ OTHERS = [
         {"axis": 1, "log": False, "dtype": "dtype"},
     ),
     Sample(
+        "numbers",
+        "a correction",
+        [float32(), float32()],
+        [(F32, ())],
+        {
+            "code": ["abs 0", "pow 3 1", "sub 2 4"],
+            "constants": [1.0],
+            "results": [5],
+            "dtypes": ["float32"],
+        },
+        dtypes=(F32,),
+    ),
+    Sample(
         "stochastic_round",
         "whole",
         [float32(700, 501)],

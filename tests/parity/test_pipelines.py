@@ -264,7 +264,7 @@ def test_integers_add_up_in_a_floating_point_type():
     )
     expected = sum(y for _, y in elements()[:4]).float()
     assert torch.equal(found[1], expected[None])
-    with pytest.raises(Error, match="Sums for a queue need floating-point tensors"):
+    with pytest.raises(Error, match="Sums for a queue need floating-point or complex tensors"):
         enqueued(lambda h, y: (h, y), accumulate_outfeed=True, **loss)
 
 

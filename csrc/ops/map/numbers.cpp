@@ -174,7 +174,9 @@ size_t num_number_values(const OpCall& op) {
 
 std::vector<TensorType> numbers_types(const OpCall& op) {
   for (size_t i = 0; i < op.num_inputs(); ++i) {
-    op.require(op.input(i).numel() == 1, "input ", i, " is one number");
+    op.require(
+        op.input(i).numel() == 1 && op.input(i).dtype != DType::kComplex64,
+        "input ", i, " is one number");
   }
   const auto& code = op.attribute<std::vector<std::string>>("code");
   size_t num_values = num_number_values(op) - code.size();

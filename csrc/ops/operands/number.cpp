@@ -64,8 +64,10 @@ ReadNumber read_number(DType dtype) {
       return read_one<float>;
     case DType::kFloat64:
       return read_one<double>;
+    case DType::kComplex64:
+      break;
   }
-  throw InternalError("read_number: unknown dtype");
+  throw InternalError(join(name_of(dtype), " is not one real number"));
 }
 
 WriteNumber write_number(DType dtype) {
@@ -86,6 +88,7 @@ WriteNumber write_number(DType dtype) {
     case DType::kInt8:
     case DType::kInt16:
     case DType::kBFloat16:
+    case DType::kComplex64:
       break;
   }
   throw InternalError(join("numbers cannot be stored as ", name_of(dtype)));

@@ -19,6 +19,7 @@ import torch.fx
 from popsim_torch.errors import InternalError
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.operators import OpOverload, schema_of
+from popsim_torch.trace.graph.functionalise import unchanged
 from popsim_torch.trace.graph.markers import NAMESPACE
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import is_in_place, is_view
@@ -156,7 +157,8 @@ def _used_behind(
         gradient = find_node(tensor)
         if gradient is None:
             raise InternalError("trace: a gradient of a step has no node in the graph")
-        changes = [user for user, changed in _uses(gradient) if changed]
+        # (a change in place has given it another node)
+        changes = [user for user, changed in _uses(unchanged(gradient)) if changed]
         for user in (*seen[name], *changes):
             if order[user] > end:
                 return user
