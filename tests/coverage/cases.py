@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.testing._internal import common_methods_invocations
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.common_modules import module_db
 
 from tests.coverage.call import Call, itself
 from tests.coverage.outcome import Outcome
 from tests.coverage.trial import try_forward, try_gradient
+from tests.pytorch_databases import invocations, module_db, op_db
 
 DTYPES = {
     "float32": torch.float32,
@@ -32,7 +30,7 @@ def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 # Random operators would draw the same numbers in every call.
-common_methods_invocations.wrapper_set_seed = _unseeded
+invocations.wrapper_set_seed = _unseeded
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ def _with_grad(value: Any) -> Any:
 
 
 def operator_probes(dtype: torch.dtype) -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
-    from torch.testing._internal import common_methods_invocations as invocations
+    from tests.pytorch_databases import invocations
 
     # Random operators would start from the same seed in every call and so not look random.
     invocations.wrapper_set_seed = lambda function, *args, **kwargs: function(*args, **kwargs)
@@ -295,7 +295,7 @@ def operator_probes(dtype: torch.dtype) -> list[tuple[str, Callable[[], Iterator
 
 
 def module_probes() -> list[tuple[str, Callable[[], Iterator[Probe]]]]:
-    from torch.testing._internal.common_modules import module_db
+    from tests.pytorch_databases import module_db
 
     def probes(info: Any) -> Iterator[Probe]:
         for training in (True, False) if info.train_and_eval_differ else (True,):

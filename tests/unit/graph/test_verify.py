@@ -102,7 +102,6 @@ def test_a_view_of_nothing_or_of_a_view(program, base):
         ((3, 4), (5, 1), 0),
         ((2, 2), (2**62, 1), 0),
         ((2**40, 2), (2**40, 1), 0),
-        ((0, 4), (4, 1), 13),
     ],
     ids=str,
 )
@@ -116,8 +115,10 @@ def test_a_view_that_goes_backwards(program):
     refused(program, "has a negative stride")
 
 
-def test_an_empty_view_lies_where_its_offset_says(program):
-    program.graph.add_view(program.w, (0, 4), (4, 1), 12)
+@pytest.mark.parametrize("offset", [12, 13])
+def test_an_empty_view_may_lie_anywhere(program, offset):
+    # (PyTorch's may have an offset outside of the memory)
+    program.graph.add_view(program.w, (0, 4), (4, 1), offset)
     program.verify()
 
 
