@@ -11,4 +11,6 @@ from torch.testing._internal.common_modules import module_db
 
 __all__ = ["invocations", "module_db", "op_db"]
 
-vars(torch.backends)["__allow_nonbracketed_mutation_flag"] = True
+# (torch.backends is an object in the place of its module)
+_SETTINGS = torch.backends.disable_global_flags.__globals__
+_SETTINGS["__allow_nonbracketed_mutation_flag"] = True
