@@ -559,7 +559,7 @@ PROGRAMS = {
     "the result is the input": lambda m, x: Passed.apply(m.fc(x), m.scale),
     "no gradient for a weight": lambda m, x: NoGradient.apply(m.fc(x), m.scale),
     "second derivatives": second_derivative(SecondOrder.apply),
-    "derivatives of a derived backward": second_derivative(lambda y: Set.apply(y, 3)),
+    "derivatives of a derived backward": second_derivative(lambda y: Set.apply(0.3 * y, 3)),
     "many tensors": lambda m, x: ListOfTensors.apply(m.fc(x), m.scale.expand(5, 4), x),
     "intermediate values": lambda m, x: SavedTogether.apply(m.fc(x), m.last.weight, {"power": 2}),
     "twice with one input": lambda m, x: Sign.apply(m.scale) * x + Sign.apply(m.scale) * m.fc(x),
