@@ -2,8 +2,8 @@
 
 A training step of a perceptron runs with each optimizer of PyTorch. The time of the update is the
 difference to a step with plain SGD; the rival is eager PyTorch's own ``optimizer.step()`` with
-``foreach=True``. The error is that of the weights after ten steps, against eager PyTorch in
-float64.
+``foreach=True``; both have one thread. The error is that of the weights after ten steps, against
+eager PyTorch in float64.
 
 ``--page docs/optimizers.md`` writes the page of the project that has this table.
 """
@@ -168,6 +168,7 @@ def main() -> None:
         "--names", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="NAME"
     )
     arguments = parser.parse_args()
+    torch.set_num_threads(1)
     found = rows(arguments.names, arguments.rounds)
     if arguments.page is not None:
         arguments.page.write_text(page(found))
