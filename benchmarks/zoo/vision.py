@@ -187,6 +187,6 @@ ENTRIES = (
     _video("mc3_18", (8, 56, 56)),
     _video("r2plus1d_18", (8, 56, 56)),
     _video("s3d", (16, 224, 224), steps=3),
-    _video("mvit_v2_s", (8, 64, 64), spatial_size=(64, 64), temporal_size=8),
+    _video("mvit_v2_s", (16, 224, 224), steps=3),
     _video("swin3d_t", (8, 64, 64)),
 )
