@@ -77,7 +77,8 @@ class OptimizerStates:
             values: dict[str, ByKind] = {}
             for parameter, name in elsewhere:
                 found = _values_of(optimizer, parameter, self._state.states_of(name))
-                if found is not None:
+                # (a program that has not run has the initial values)
+                if found or (found is not None and self._seen != -1):
                     values[name] = found
             self._state.write_update_states(values)
             for parameter, _ in elsewhere:

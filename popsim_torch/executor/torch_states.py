@@ -7,17 +7,17 @@ see the states from programs, and the next run takes over the changes of the hos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
-from popsim_torch.optim.nested import Path
+from popsim_torch.optim.nested import Path, put
 from popsim_torch.optim.plan import State
 from popsim_torch.optim.step_source import note_own_hook
 
-__all__ = ["connect", "from_host", "to_host"]
+__all__ = ["connect", "from_host", "moved_by_device", "to_host"]
 
 _ADAM = {"Accl1": "exp_avg", "Accl2": "exp_avg_sq", "Step": "step"}
 _NAMES: dict[type[torch.optim.Optimizer], dict[str, str]] = {
@@ -88,7 +88,9 @@ def to_host(
         value = values[one.kind]
         if one.path:
             container, path = _container(optimizer, parameter, one)
-            _set(container, path, _on_host(one, value))
+            put(container, path, _on_host(one, value))
+            if one.owner == "group":
+                _moved.setdefault(optimizer, set()).add(path[0])
         elif one.kind in names:
             optimizer.state[parameter][names[one.kind]] = (
                 value.reshape(()).clone()
@@ -98,6 +100,14 @@ def to_host(
     if isinstance(optimizer, torch.optim.RMSprop) and optimizer.state.get(parameter):
         # (PyTorch counts it, but does not use it)
         optimizer.state[parameter].setdefault("step", torch.tensor(0.0))
+
+
+def moved_by_device(optimizer: torch.optim.Optimizer) -> Collection[str]:
+    """Return the entries of groups that ``to_host`` has set: steps change them."""
+    return _moved.get(optimizer, frozenset())
+
+
+_moved: WeakKeyDictionary[torch.optim.Optimizer, set[str]] = WeakKeyDictionary()
 
 
 def _on_host(state: State, value: torch.Tensor) -> Any:
@@ -131,28 +141,6 @@ def _found(container: Any, path: Path) -> Any:
         except (KeyError, IndexError):
             return None
     return container
-
-
-def _set(container: Any, path: Path, value: Any) -> None:
-    """Put a value into nested containers; tuples are made anew."""
-    key, *rest = path
-    if rest:
-        known = container[key] if _has(container, key) else {}
-        if isinstance(known, tuple):
-            items = list(known)
-            _set(items, tuple(rest), value)
-            value = tuple(items)
-        else:
-            _set(known, tuple(rest), value)
-            value = known
-    if isinstance(container, list) and key == len(container):
-        container.append(value)
-    else:
-        container[key] = value
-
-
-def _has(container: Any, key: Any) -> bool:
-    return key < len(container) if isinstance(container, list) else key in container
 
 
 _connected: WeakSet[torch.optim.Optimizer] = WeakSet()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from popsim_torch import logs, optim
+from popsim_torch.executor.torch_states import moved_by_device
 from popsim_torch.optim.nested import Path, mapped, path_name
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.planning import OptimizerSettings
@@ -73,7 +74,7 @@ class ValueWatch:
     def _warn_of_difference(self, group: dict[str, Any], known: tuple[Any, ...]) -> None:
         for name, value, used in zip(self._names, self._read(group), known, strict=True):
             value = tuple(value) if isinstance(value, list) else value
-            if value != used:
+            if value != used and name not in moved_by_device(self._optimizer):
                 self._warned = True
                 logs.python.warning(
                     "The optimizer's %s is now %s, but the model still uses %s: a change of an "

@@ -30,7 +30,8 @@ __all__ = ["FormulaLowering", "is_elementwise"]
 
 aten = torch.ops.aten
 _CASTS = (aten._to_copy.default, aten.copy.default)
-_MAKERS = (aten.full.default, aten.scalar_tensor.default)
+# (the number is the last argument)
+_MAKERS = (aten.full.default, aten.full_like.default, aten.scalar_tensor.default)
 _FILLED = {
     aten.zeros_like.default: 0.0,
     aten.ones_like.default: 1.0,
@@ -39,8 +40,8 @@ _FILLED = {
     aten.ones.default: 1.0,
 }
 _FLOATING = (torch.float16, torch.float32)
-# PyTorch's kernels round single numbers of these dtypes after each operator.
-_NARROW = (torch.float16, torch.bfloat16)
+# Those of ``numbers`` ops. PyTorch's kernels round others after each operator.
+_OF_NUMBERS = frozenset({torch.float32, torch.float64, torch.int32, torch.int64, torch.bool})
 # The device has no tensors of float64, only single numbers.
 _HELD = {torch.float64: torch.float32}
 
@@ -58,7 +59,7 @@ def _is_number(node: torch.fx.Node) -> bool:
     result: torch.Tensor = node.meta["val"]
     values = [result, *(source.meta["val"] for source in node.all_input_nodes)]
     for value in values:
-        if not isinstance(value, torch.Tensor) or value.shape or value.dtype in _NARROW:
+        if not isinstance(value, torch.Tensor) or value.shape or value.dtype not in _OF_NUMBERS:
             return False
     target: Any = node.target
     return target in FORMULAS or target in _CASTS or target in _MAKERS or target in _FILLED
@@ -70,7 +71,7 @@ def _is_element(node: torch.fx.Node, shape: tuple[int, ...]) -> bool:
     result: torch.Tensor = node.meta["val"]
     if tuple(result.shape) != shape or not shape or _held(result.dtype) not in _COMPUTED:
         return False
-    if target in _FILLED or (target in _MAKERS and isinstance(node.args[1], (int, float))):
+    if target in _FILLED or (target in _MAKERS and isinstance(node.args[-1], (int, float))):
         return True
     if target not in FORMULAS and target not in _CASTS:
         return False
@@ -169,7 +170,7 @@ class FormulaLowering:
         if gradient.dtype.is_complex:
             graph, own = self._builder.graph, MapCode()
             pairs = graph.as_real(gradient)
-            result = own("div", own.value(pairs), own.value(scale)) if scale else own.value(pairs)
+            result = own.value(pairs) if scale is None else own("div", pairs, scale)
             quotient = emit_map(
                 self._builder, own, own("copy", result), pairs.dtype, pairs.shape, self._place
             )
@@ -209,8 +210,7 @@ class FormulaLowering:
         if target in _FILLED:
             return code.value(_FILLED[target])
         if target in _MAKERS:
-            value = node.args[1] if target is aten.full.default else node.args[0]
-            return code.value(float(value))  # type: ignore[arg-type]
+            return code.value(float(node.args[-1]))  # type: ignore[arg-type]
         args = [self._number_operand(one) for one in node.args]
         kwargs = {
             key: self._number_operand(one)
@@ -272,14 +272,16 @@ class FormulaLowering:
         if target in _FILLED:
             return code("copy", _FILLED[target])
         if target in _MAKERS:
-            return code("copy", float(node.args[1]))  # type: ignore[arg-type]
+            return code("copy", float(node.args[-1]))  # type: ignore[arg-type]
         args = [self._element_operand(one) for one in node.args]
         if target in _CASTS:
             value = code.value(args[_CASTS.index(target)])
         else:
             kwargs = {key: self._element_operand(one) for key, one in node.kwargs.items()}
             value = code.value(FORMULAS[target](code, *args, **kwargs))
-        return code.stored(value, result.dtype) if result.dtype == torch.float16 else value
+        if result.dtype == torch.float16 or (result.dtype == torch.bool and target in _CASTS):
+            return code.stored(value, result.dtype)
+        return value
 
     def _element_operand(self, argument: Any) -> Any:
         if not isinstance(argument, torch.fx.Node):
@@ -363,7 +365,6 @@ class FormulaLowering:
         """Add the last ops, which overwrite weights and states."""
         self._position = len(self._nodes)
         graph = self._builder.graph
-        written: list[Tensor] = []
         whole: list[Tensor] = []
         copies: list[tuple[Tensor, Tensor]] = []
         whole_codes: list[MapValue] = []
@@ -375,7 +376,6 @@ class FormulaLowering:
             elif node in self._of_number:
                 self._numbers.results.append(self._of_number[node])
                 self._number_results.append(output)
-                written.append(output)
             else:
                 source = self._values[node]
                 if graph.root(source) is graph.root(output) and source.covers(output):

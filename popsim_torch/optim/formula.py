@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 
 import torch
@@ -24,7 +25,6 @@ class UpdateFormula:
         num_states: The states of each parameter (count).
         any_shape: Whether it is the same for parameters of every shape: all tensors of the graph
             have the shape of the parameter, or are numbers.
-        gradients_read: Whether each parameter's gradient is read.
     """
 
     graph_module: torch.fx.GraphModule
@@ -32,7 +32,7 @@ class UpdateFormula:
     num_states: tuple[int, ...]
     any_shape: bool
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         """A text that is equal for formulas that compute the same."""
         lines = [
@@ -62,7 +62,7 @@ class InitialValue:
     """
 
     graph_module: torch.fx.GraphModule
-    values: tuple[float, ...]
+    values: tuple[float, ...] = ()
 
     def of(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the value for a weight, on the CPU."""

@@ -7,10 +7,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["Path", "is_number", "leaves", "mapped", "path_name"]
+__all__ = ["InList", "InTuple", "Path", "is_number", "leaves", "mapped", "path_name", "put"]
 
 Path = tuple[Any, ...]
 """The keys that lead to a value in nested containers."""
+
+
+class InList(int):
+    """A key of a path: a position in a list."""
+
+
+class InTuple(int):
+    """A key of a path: a position in a tuple."""
 
 
 def is_number(value: object) -> bool:
@@ -29,10 +37,37 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         for key, item in value.items():
             yield from leaves(item, (*path, key))
     elif isinstance(value, (list, tuple)):
+        place = InList if isinstance(value, list) else InTuple
         for position, item in enumerate(value):
-            yield from leaves(item, (*path, position))
+            yield from leaves(item, (*path, place(position)))
     else:
         yield path, value
+
+
+def put(container: Any, path: Path, value: Any) -> Any:
+    """Put a value into nested containers; those that are missing are made, tuples are made anew.
+
+    Args:
+        container: A dict, list or tuple; None for a new one.
+        path: Where, from ``leaves``.
+        value: The value.
+
+    Returns:
+        The container, or the one in its place.
+    """
+    if not path:
+        return value
+    key, *rest = path
+    if container is None:
+        container = [] if isinstance(key, InList) else () if isinstance(key, InTuple) else {}
+    if isinstance(container, dict):
+        found = dict.get(container, key)
+        dict.__setitem__(container, key, put(found, tuple(rest), value))
+        return container
+    items = container if isinstance(container, list) else list(container)
+    items += [None] * (key + 1 - len(items))
+    items[key] = put(items[key], tuple(rest), value)
+    return items if isinstance(container, list) else tuple(items)
 
 
 def mapped(value: Any, function: Callable[[Path, Any], Any], path: Path = ()) -> Any:

@@ -378,7 +378,8 @@ class OptimizerPlan:
         """Return the plan without graphs, as a file holds it: the program has their ops."""
 
         def plain(state: State) -> State:
-            return dataclasses.replace(state, initial_from=None, given=None)
+            path = tuple(int(key) if isinstance(key, int) else key for key in state.path)
+            return dataclasses.replace(state, initial_from=None, given=None, path=path)
 
         updates = tuple(
             dataclasses.replace(update, formula=None, states=tuple(map(plain, update.states)))

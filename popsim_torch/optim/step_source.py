@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
+import weakref
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
 
 import torch
 
-from popsim_torch.optim.nested import Path, is_number, leaves, mapped
+from popsim_torch.optim.nested import Path, is_number, leaves
 
 __all__ = ["StepSource", "changes_step", "needs_closure", "note_own_hook"]
 
@@ -28,7 +28,7 @@ _HARMLESS = frozenset(
         *("__getstate__", "__reduce__", "__parameters__", "__orig_bases__"),
     }
 )
-_own_hooks: WeakSet[Any] = WeakSet()
+_own_hooks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_own_hook(hook: Any) -> None:
@@ -116,22 +116,62 @@ class StepSource:
             if _is_value(leaf)
         }
 
-    def structure(self) -> str:
-        """Return a text that is equal for sources whose steps differ in numbers only."""
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the tensors that are attributes, by name."""
+        return {
+            name: value
+            for name, value in self.attributes.items()
+            if isinstance(value, torch.Tensor)
+        }
 
-        def plain(_: Path, leaf: Any) -> Any:
-            if _is_value(leaf):
-                return "number"
-            return leaf if isinstance(leaf, (str, bool, type(None))) else repr(leaf)
+    def structure(self) -> object:
+        """Return a value that is equal for sources whose steps differ in numbers only.
 
-        groups = [mapped(dict(group), plain) for group in self.groups]
-        own = {
-            name: value if isinstance(value, (str, bool, int, float, type(None))) else id(value)
+        The numbers are those of groups, and those that attributes hold in tensors.
+        """
+
+        def of_group(leaf: Any) -> object:
+            return "number" if _is_value(leaf) else _described(leaf)
+
+        groups = tuple(
+            tuple((path, of_group(leaf)) for path, leaf in leaves(dict(group)))
+            for group in self.groups
+        )
+        own = tuple(
+            (name, path, _described(leaf))
             for name, value in self.attributes.items()
             if name not in (*_HOOKS, "_opt_called", "defaults") and not name.endswith("_hooks")
-        }
-        hooks = [tuple(map(id, self.attributes[name].values())) for name in _HOOKS]
-        return repr((groups, sorted(own.items()), hooks))
+            for path, leaf in leaves(value)
+        )
+        hooks = tuple(tuple(map(_Same, self.attributes[name].values())) for name in _HOOKS)
+        return groups, own, hooks
+
+
+class _Same:
+    """Equal if and only if the object is the same one, and still exists."""
+
+    def __init__(self, value: object) -> None:
+        self._hash = id(value)
+        try:
+            self._find: Callable[[], object] = weakref.ref(value)
+        except TypeError:  # keeps it alive, so no other object takes its id
+            self._find = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        found = self._find()
+        return isinstance(other, _Same) and found is not None and other._find() is found
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+def _described(leaf: Any) -> object:
+    """Return a value that is equal for leaves with which a step computes the same."""
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), leaf.dtype
+    if isinstance(leaf, (str, bool, int, float, complex, bytes, torch.dtype, type(None))):
+        return type(leaf), leaf
+    return _Same(leaf)
 
 
 def _is_value(leaf: object) -> bool:

@@ -27,7 +27,7 @@ class _State(dict[Any, Any]):
     def __setitem__(self, key: Any, value: Any) -> None:
         known = key in self
         self.whole |= {path for path, leaf in leaves(value, (key,)) if type(leaf) is int}
-        value = mapped(value, lambda _, leaf: self._number_of(leaf) if _is_plain(leaf) else leaf)
+        value = self._with_numbers(value)
         if not known:
             for path, leaf in leaves(value, (key,)):
                 if isinstance(leaf, StepNumber):
@@ -36,6 +36,19 @@ class _State(dict[Any, Any]):
                     with DisableTorchFunction():
                         self.initial[path] = leaf.clone()
         super().__setitem__(key, value)
+
+    def _with_numbers(self, value: Any) -> Any:
+        """Return a value with numbers of the device; lists and dicts stay the same objects."""
+        if isinstance(value, dict):
+            for key, item in value.items():
+                value[key] = self._with_numbers(item)
+        elif isinstance(value, list):
+            value[:] = map(self._with_numbers, value)
+        elif isinstance(value, tuple):
+            return mapped(value, lambda _, leaf: self._with_numbers(leaf))
+        elif _is_plain(value):
+            return self._number_of(value)
+        return value
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """Return an entry; add it if it is missing."""

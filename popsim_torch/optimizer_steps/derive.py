@@ -17,7 +17,7 @@ import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.optim.formula import InitialValue, UpdateFormula
-from popsim_torch.optim.nested import Path, is_number, leaves, path_name
+from popsim_torch.optim.nested import Path, is_number, leaves, path_name, put
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.compare import (
@@ -31,6 +31,7 @@ from popsim_torch.optimizer_steps.compare import (
 )
 from popsim_torch.optimizer_steps.functions import StepFunctions
 from popsim_torch.optimizer_steps.numbers import (
+    MOST_PATHS,
     Choices,
     Known,
     StepNumber,
@@ -45,8 +46,8 @@ from popsim_torch.trace.graph.functionalise import functionalise_graph
 
 __all__ = ["Cell", "TracedStep", "derive"]
 
-FLAG: Path = ("stepped",)
-"""The state that says whether a parameter has been updated before."""
+FLAG = "hasStepped"
+"""The name of the state that says whether a parameter has been updated before."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Cell:
         slot: The parameter that it belongs to; the first one if it belongs to none.
         path: Where the optimizer keeps it: in the state of the parameter; or, with ``owner``,
             elsewhere.
-        owner: Empty; ``group``, ``attribute`` or ``other`` (another entry of the states).
+        owner: Empty; ``group``, ``attribute`` or ``other`` (another entry of the states); ``flag``
+            if the optimizer does not have it.
         shape: Its shape.
         dtype: Its dtype; float64 for numbers.
         is_number: Whether the host has a number of Python's.
@@ -79,12 +81,12 @@ class Cell:
     @property
     def is_flag(self) -> bool:
         """Whether the cell says that a parameter has been updated before."""
-        return self.path == FLAG
+        return self.owner == "flag"
 
     @property
     def name(self) -> str:
         """The name of the cell without its parameter: its path in the state."""
-        if not self.owner:
+        if not self.owner or self.is_flag:
             return path_name(self.path)
         if self.owner == "group":
             return f"group.{path_name(self.path[1])}"
@@ -105,6 +107,7 @@ class TracedStep:
         formula: Their update.
         cells: What each parameter keeps, in the order of the formula's states.
         hyper_parameters: The keys of the numbers that the formula reads, in its order.
+        all_hyper_parameters: The keys of the numbers that initial values are computed from.
         noted: The conditions on hyper-parameters with their answers.
     """
 
@@ -112,6 +115,7 @@ class TracedStep:
     formula: UpdateFormula
     cells: tuple[tuple[Cell, ...], ...]
     hyper_parameters: tuple[tuple[int, Path], ...]
+    all_hyper_parameters: tuple[tuple[int, Path], ...]
     noted: tuple[tuple[Known, object], ...]
 
     def holds(self, values: Mapping[tuple[int, Path], float]) -> bool:
@@ -167,8 +171,9 @@ class _Deriver:
         self._fakes = FakeTensorMode()
         self._noted: list[tuple[Known, object]] = []
         self._reads_shapes = False
-        # Cells beside the states of parameters: numbers of groups and attributes that steps change.
-        self._moving: list[Cell] = []
+        # Cells beside the states of parameters: tensors in attributes, and numbers of groups and
+        # attributes that steps change.
+        self._moving = list(map(_cell_of_attribute, source.tensors().items()))
         self._constants: dict[tuple[int, str, Path], Any] = {}
         self._whole: dict[tuple[int, str, Path], bool] = {}
 
@@ -223,6 +228,12 @@ class _Deriver:
         found: list[tuple[Choices, _Outcome]] = []
         answers: list[bool] | None = []
         while answers is not None:
+            if len(found) == MOST_PATHS:
+                raise Error(
+                    f"The step of {self._source.kind.__name__} asks for the values of so many "
+                    f"conditions on numbers that change from step to step that it has more than "
+                    f"{MOST_PATHS} different paths. Use torch.where in place of 'if'."
+                )
             choices = Choices(answers, self._values)
             found.append((choices, self._run(choices, own, states, moving, numbers)))
             self._noted += choices.noted
@@ -251,10 +262,11 @@ class _Deriver:
         hyper = {key: StepNumber(tensor, ("name", key), choices) for key, tensor in numbers.items()}
         attributes = {}
         for cell in self._moving:
+            tensor = moving[cell.key]
             if cell.owner == "group":
-                hyper[cell.path[0], cell.path[1]] = of_state(moving[cell.key])
+                hyper[cell.path[0], cell.path[1]] = of_state(tensor)
             else:
-                attributes[cell.path] = of_state(moving[cell.key])
+                attributes[cell.path] = of_state(tensor) if cell.is_number else tensor.clone()
         kept = States(number_of)
         if states is not None:
             self._fill(kept, weights, states, of_state)
@@ -280,9 +292,7 @@ class _Deriver:
                 state, rest = kept[path[0]], path[1:]
             else:
                 state, rest = kept[weights[slot]], path
-            _put(state, rest, value)
-        for state in kept.values():
-            _restore_lists(state)
+            put(state, rest, value)
 
     def _outcome(
         self,
@@ -312,14 +322,13 @@ class _Deriver:
         for path in changed_attributes(self._source, optimizer):
             if vars(optimizer)[path[0]] is not attributes.get(path):
                 self._note(outcome, (0, "attribute", path), vars(optimizer)[path[0]], None)
-        for cell in self._moving:  # a number that stays in this run
-            if cell.key not in outcome.cells:
-                kept_number = (
-                    hyper[cell.path[0], cell.path[1]]
-                    if cell.owner == "group"
-                    else attributes[cell.path]
-                )
-                outcome.cells[cell.key] = kept_number.tensor.clone()
+        for cell in self._moving:
+            if not cell.is_number:
+                self._note(outcome, cell.key, vars(optimizer)[cell.path[0]], None)
+            elif cell.key not in outcome.cells:  # a number that stays in this run
+                of_group = cell.owner == "group"
+                same = hyper[cell.path[0], cell.path[1]] if of_group else attributes[cell.path]
+                outcome.cells[cell.key] = same.tensor.clone()
         return outcome
 
     def _note(
@@ -455,7 +464,8 @@ class _Deriver:
                 "other parameters, which the device cannot compute before the first step."
             )
         return dataclasses.replace(
-            cell, initial_from=InitialValue(graph, tuple(self._values.values()))
+            cell,
+            initial_from=InitialValue(graph),  # with the values of the optimizer at hand
         )
 
     def _moving_cell(self, key: tuple[int, str, Path]) -> Cell:
@@ -471,15 +481,17 @@ class _Deriver:
 
     def _cells_of_host(self, host_states: Callable[[int], Mapping[Path, Any]]) -> list[Cell]:
         """Describe the states that the optimizer makes in its constructor."""
-        self._moving, self._constants, self._whole = [], {}, {}
-        cells = []
+        self._moving = [cell for cell in self._moving if not cell.is_number]
+        self._constants, self._whole = {}, {}
+        cells = list(self._moving)
         for slot in range(len(self._slots)):
             for path, leaf in host_states(slot).items():
                 key = slot, "", path
                 if is_number(leaf):
                     self._whole[key] = True
                     whole = isinstance(leaf, int)
-                    cells.append(Cell(*key[::2], "", (), torch.float64, True, whole, float(leaf)))
+                    cell = Cell(slot, path, "", (), torch.float64, True, whole, float(leaf))
+                    cells.append(cell)
                 elif isinstance(leaf, torch.Tensor):
                     cells.append(Cell(slot, path, "", tuple(leaf.shape), leaf.dtype))
                 else:
@@ -491,13 +503,13 @@ class _Deriver:
     ) -> tuple[dict[Any, torch.Tensor], dict[Any, torch.Tensor]]:
         moving = {cell.key for cell in self._moving}
         own = {
-            key: tensor for key, tensor in states.items() if key not in moving and key[2] != FLAG
+            key: tensor for key, tensor in states.items() if key not in moving and key[1] != "flag"
         }
         return own, {key: tensor for key, tensor in states.items() if key in moving}
 
     def _results(self, cells: Sequence[Cell], outcome: _Outcome) -> list[torch.Tensor]:
         """Return the new weights and cells, in the order and dtypes of the cells."""
-        missing = [cell for cell in cells if cell.key not in outcome.cells and cell.path != FLAG]
+        missing = [cell for cell in cells if cell.key not in outcome.cells and not cell.is_flag]
         extra = set(outcome.cells) - {cell.key for cell in cells}
         if missing or extra:
             names = sorted(str(key[2]) for key in {*extra, *(cell.key for cell in missing)})
@@ -510,7 +522,7 @@ class _Deriver:
         ]
         states = []
         for cell in cells:
-            if cell.path == FLAG:
+            if cell.is_flag:
                 continue
             tensor = outcome.cells[cell.key].to(cell.dtype)
             if tuple(tensor.shape) != cell.shape:
@@ -533,7 +545,8 @@ class _Deriver:
 
     def _both(self, cells: Sequence[Cell]) -> tuple[list[Cell], torch.fx.GraphModule]:
         """Trace a step that asks a flag whether it is the first one."""
-        flags = [Cell(slot, FLAG, "", (), torch.float32) for slot in range(len(self._slots))]
+        count = len(self._slots)
+        flags = [Cell(slot, (FLAG,), "flag", (), torch.float32) for slot in range(count)]
         every = [*cells, *flags]
 
         def run(own: Any, states: Any, numbers: Any) -> list[Any]:
@@ -541,9 +554,9 @@ class _Deriver:
             first = self._results(cells, self._all_ways(own, None, moving, numbers))
             later = self._results(cells, self._all_ways(own, kept, moving, numbers))
             results = []
-            slots = [*range(len(self._slots)), *(cell.slot for cell in cells)]
+            slots = [*range(count), *(cell.slot for cell in cells)]
             for slot, a, b in zip(slots, first, later, strict=True):
-                begins = states[slot, "", FLAG] == 0
+                begins = states[slot, "flag", (FLAG,)] == 0
                 results.append(torch.where(begins, a, b))
             return [*results, *(torch.ones_like(states[flag.key]) for flag in flags)]
 
@@ -588,8 +601,15 @@ class _Deriver:
             ),
             tuple(tuple(cells[i] for i in own) for own in by_slot),
             chosen,
+            tuple(keys),
             tuple({repr(one): one for one in self._noted}.values()),
         )
+
+
+def _cell_of_attribute(item: tuple[str, torch.Tensor]) -> Cell:
+    name, tensor = item
+    dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+    return Cell(0, (name,), "attribute", tuple(tensor.shape), dtype)
 
 
 def _joined(found: list[tuple[Choices, _Outcome]], depth: int) -> _Outcome:
@@ -615,24 +635,6 @@ def _joined(found: list[tuple[Choices, _Outcome]], depth: int) -> _Outcome:
         yes.initial,
         yes.numbers | no.numbers,
     )
-
-
-def _put(state: Any, path: Path, value: Any) -> None:
-    """Put a value into nested dicts; numbers as keys stand for places of lists."""
-    for key in path[:-1]:
-        if key not in state:
-            dict.__setitem__(state, key, {})
-        state = dict.__getitem__(state, key)
-    dict.__setitem__(state, path[-1], value)
-
-
-def _restore_lists(state: Any) -> None:
-    """Make lists of dicts whose keys are 0, 1, 2, ..."""
-    for key, value in list(state.items()):
-        if type(value) is dict:
-            _restore_lists(value)
-            if value and list(value) == list(range(len(value))):
-                dict.__setitem__(state, key, list(value.values()))
 
 
 def _fill_of(node: torch.fx.Node) -> float | None:

@@ -24,7 +24,15 @@ import torch
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
-__all__ = ["Choices", "Known", "StepNumber", "StepTruth", "evaluate", "python_numbers"]
+__all__ = [
+    "MOST_PATHS",
+    "Choices",
+    "Known",
+    "StepNumber",
+    "StepTruth",
+    "evaluate",
+    "python_numbers",
+]
 
 Known = Any
 """A number that only hyper-parameters determine: a number, the name of one, or a function of some.
@@ -32,7 +40,8 @@ Known = Any
 ``("name", key)`` is a hyper-parameter; ``(name of the function, *operands)`` is a function.
 """
 
-_MOST_PATHS = 32
+MOST_PATHS = 64
+"""The largest number of runs of a step, each with other answers to conditions on states."""
 
 
 class Choices:
@@ -59,12 +68,6 @@ class Choices:
     def of_states(self, condition: torch.Tensor) -> bool:
         """Return the answer to a condition on states."""
         position = len(self.conditions)
-        if position >= _MOST_PATHS:
-            raise Error(
-                "The optimizer's step asks for the value of more than "
-                f"{_MOST_PATHS} conditions on numbers that change from step to step. "
-                "Use torch.where in place of 'if'."
-            )
         self.conditions.append(condition)
         answer = self._given[position] if position < len(self._given) else True
         self.answers.append(answer)
@@ -256,10 +259,17 @@ def _binary_method(name: str, *, swapped: bool = False) -> Callable[[Any, Any], 
 
 
 def _unary_method(name: str) -> Callable[..., Any]:
-    def method(self: StepNumber, *_: Any) -> Any:
+    def method(self: StepNumber) -> Any:
         return self._with(_UNARY, name, self)
 
     return method
+
+
+def _round(self: StepNumber, digits: int | None = None) -> Any:
+    if not digits:
+        return self._with(_UNARY, "round", self)
+    scaled = self * 10**digits
+    return scaled._with(_UNARY, "round", scaled) / 10**digits
 
 
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
@@ -293,7 +303,8 @@ _METHODS: dict[str, Any] = {
     "__truediv__": _binary_method("div"),
     "__rtruediv__": _binary_method("div", swapped=True),
     **{f"__{n}__": _comparison(n) for n in _COMPARISONS},
-    **{f"__{n}__": _unary_method(n) for n in ("neg", "abs", "floor", "ceil", "trunc", "round")},
+    **{f"__{n}__": _unary_method(n) for n in ("neg", "abs", "floor", "ceil", "trunc")},
+    "__round__": _round,
     "__pos__": lambda self: self,
     # NumPy's functions call these for objects.
     **{n: _unary_method(n) for n in ("sqrt", "exp", "log", "log2", "log1p", "sin", "cos")},

@@ -97,8 +97,16 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
     """
     own = {id(parameter) for parameter in parameters}
     for name, value in source.attributes.items():
-        for _, leaf in leaves(value):
-            if isinstance(leaf, torch.Tensor) and id(leaf) in own:
+        for path, leaf in leaves(value):
+            if not isinstance(leaf, torch.Tensor) or name == "defaults":
+                continue
+            if path and id(leaf) not in own:
+                raise Error(
+                    f"{source.kind.__name__} keeps a tensor inside of its attribute '{name}', "
+                    f"{'a list' if isinstance(value, list) else 'a container'}. The device knows "
+                    "tensors in self.state, and those that are attributes themselves."
+                )
+            if id(leaf) in own:
                 raise Error(
                     f"{source.kind.__name__} keeps parameters in its attribute '{name}'. Its step "
                     "is traced with other tensors in place of them: it must take them from "

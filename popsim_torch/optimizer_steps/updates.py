@@ -102,11 +102,7 @@ class _Updates:
         if self._structure not in known:
             first = self._slots[0]
             other = next((one for one in self._slots if one.group != first.group), first)
-            positions = (
-                [0, self._slots.index(other, 1 if other is first else 0)]
-                if (other is not first)
-                else [0, 1]
-            )
+            positions = [0, 1 if other is first else self._slots.index(other)]
             known[self._structure] = self._derived(positions).parts_are_independent()
         return known[self._structure]
 
@@ -128,6 +124,7 @@ class _Updates:
                 step = dataclasses.replace(step, formula=formula)
         if len(kept) >= _MOST_KEPT:
             kept.clear()
+            _independent.pop(self._source.kind, None)
         kept.setdefault(self._key(slots, shaped=not step.formula.any_shape), []).append(step)
         return step
 
@@ -157,10 +154,7 @@ class _Updates:
             gradient, accumulations = separate_accumulation(self._settings.rule, target, self._mode)
             scaling = gradient_scaling(target, "gradientScaling", self._mode)
             host = self._host_state(position)
-            states = [
-                self._state(target, parameter, cell, host, any_shape=step.formula.any_shape)
-                for cell in step.cells[slot]
-            ]
+            states = [self._state(target, parameter, cell, host, step) for cell in step.cells[slot]]
             updates.append(
                 ParameterUpdate(
                     target.name,
@@ -181,29 +175,40 @@ class _Updates:
         parameter: torch.Tensor,
         cell: Cell,
         host: Mapping[Path, Any],
-        *,
-        any_shape: bool,
+        step: TracedStep,
     ) -> State:
-        kind = cell.name
         shape = cell.shape
-        if any_shape and shape:
+        if step.formula.any_shape and shape and not cell.owner:
             shape = tuple(parameter.shape)
-        state = target.state(kind, cell.dtype, initial=cell.initial)
-        given = host.get(cell.path) if not cell.owner else None
-        if cell.is_flag:
-            given = 1.0 if host else None
+        state = target.state(cell.name, cell.dtype, initial=cell.initial)
+        given = self._given(cell, host)
         if isinstance(given, (int, float)):
             given = torch.tensor(float(given), dtype=cell.dtype)
+        begins = cell.initial_from
+        if begins is not None:
+            # (the step may have been traced for an optimizer with other numbers)
+            values = tuple(self._values[key] for key in step.all_hyper_parameters)
+            begins = dataclasses.replace(begins, values=values)
         return dataclasses.replace(
             state,
             per_element=bool(shape) and shape == tuple(parameter.shape),
             shape=shape,
-            initial_from=cell.initial_from,
+            initial_from=begins,
             given=given if isinstance(given, torch.Tensor) else None,
             path=cell.path,
             owner=cell.owner,
             number=_number_of(cell),
         )
+
+    def _given(self, cell: Cell, host: Mapping[Path, Any]) -> Any:
+        """Return the value that the optimizer has for a cell now; None if it has none."""
+        if cell.is_flag:
+            return 1.0 if host else None
+        if cell.owner == "group":
+            return self._values[cell.path[0], cell.path[1]]
+        if cell.owner == "attribute":
+            return self._source.attributes[cell.path[0]]
+        return None if cell.owner else host.get(cell.path)
 
 
 def _number_of(cell: Cell) -> str:

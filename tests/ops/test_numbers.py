@@ -14,6 +14,7 @@ UNARY = {
     "abs": abs,
     "ceil": math.ceil,
     "cos": math.cos,
+    "erf": math.erf,
     "exp": math.exp,
     "expm1": math.expm1,
     "floor": math.floor,

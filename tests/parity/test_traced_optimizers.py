@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -437,6 +439,208 @@ def test_steps_that_cannot_be_traced_say_why(kind, text):
     before = net.a.weight.detach().clone()
     model(x, y)
     assert not torch.equal(before, net.a.weight)
+
+
+def of_step(function, **values):
+    """Return an optimizer class whose step calls ``function(optimizer, group, p, state)``."""
+
+    class OfStep(optim.Optimizer):
+        def __init__(self, parameters, **given):
+            super().__init__(parameters, {"lr": 0.1, **given})
+            vars(self).update({name: copy.deepcopy(value) for name, value in values.items()})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    function(self, group, p, self.state[p])
+
+    return OfStep
+
+
+def masked(self, group, p, state):
+    mask = (3 * p.grad).bool()
+    p.sub_(mask * 0.1)
+
+
+def list_that_is_changed_later(self, group, p, state):
+    if not state:
+        kept = [torch.zeros_like(p)]
+        state["kept"] = kept
+        kept[0] = torch.ones_like(p)
+    state["kept"][0].add_(p.grad)
+    p.sub_(state["kept"][0] * 0.01)
+
+
+def rounded(self, group, p, state):
+    state["n"] = state.get("n", 0) + 1
+    p.sub_(p.grad * round(0.123 * state["n"], 1) + 0.01 * (state["n"] // 2))
+
+
+def with_erf(self, group, p, state):
+    if not state:
+        state["t"] = torch.zeros(())
+    state["t"] += 0.1
+    p.sub_(p.grad * torch.erf(state["t"]))
+
+
+def with_tensors_of_the_object(self, group, p, state):
+    p.sub_(p.grad * self.scale * self.table[1])
+
+
+def changing_a_tensor_of_the_object(self, group, p, state):
+    state["seen"] = state.get("seen", 0) + 1
+    self.scale.mul_(0.9)
+    p.sub_(p.grad * self.scale)
+
+
+def filled(self, group, p, state):
+    p.sub_(torch.full_like(p, 0.01) + torch.full((), 0.02) * p.grad)
+
+
+def tuples_and_dicts(self, group, p, state):
+    if not state:
+        state["pair"] = (torch.zeros_like(p), {0: torch.ones_like(p), "n": 1})
+    mean, others = state["pair"]
+    others[0].mul_(0.5)
+    others["n"] += 1
+    state["pair"] = (mean + p.grad, others)
+    p.sub_((mean + others[0]) / others["n"] * 0.1)
+
+
+def named_like_the_flag(self, group, p, state):
+    if "stepped" not in state:
+        state["stepped"] = p.grad.clone()
+    state["stepped"].mul_(0.5)
+    p.sub_(state["stepped"])
+
+
+@pytest.mark.parametrize(
+    ("step", "values"),
+    [
+        (masked, {}),
+        (list_that_is_changed_later, {}),
+        (rounded, {}),
+        (with_erf, {}),
+        (with_tensors_of_the_object, {"scale": torch.tensor(2.0), "table": torch.ones(2) / 4}),
+        (filled, {}),
+        (tuples_and_dicts, {}),
+        (named_like_the_flag, {}),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_a_step_may_do(step, values):
+    pair = Pair(of_step(step, **values))
+    pair.step(0, 6)
+    pair.check()
+    filled_entries = [one for one in pair.reference.state.values() if one]
+    if filled_entries:
+        assert_states_equal(pair.optimizer.state_dict(), pair.reference.state_dict())
+
+
+def test_a_tensor_of_the_object_is_a_state():
+    make = of_step(changing_a_tensor_of_the_object, scale=torch.tensor(0.5))
+    pair = Pair(lambda parameters: make(parameters[:1]))
+    pair.step(0, 5)
+    pair.check()
+    pair.optimizer.state_dict()
+    torch.testing.assert_close(pair.optimizer.scale, pair.reference.scale)
+
+
+def test_initial_states_are_those_of_the_optimizer_at_hand():
+    # The same operations, so they are traced once; but a state begins with the rate.
+    for rate in (0.01, 0.1):
+        pair = Pair(lambda p, rate=rate: optim.Rprop(p, lr=rate))
+        pair.step(0, 4)
+        pair.check()
+
+
+def test_numbers_that_moved_continue_in_a_new_model():
+    pair = Pair(Lookahead)
+    pair.step(0, 4)
+    pair.optimizer.state_dict()
+    assert pair.optimizer.param_groups[0]["steps"] == 4
+    pair.model.destroy()
+    pair.model = poptorch.trainingModel(pair.net, quiet(), pair.optimizer)
+    pair.step(4, 9)
+    pair.check()
+
+
+def test_a_number_that_the_device_moves_is_no_change_of_the_user(caplog):
+    pair = Pair(Lookahead)
+    pair.step(0, 3)
+    pair.optimizer.state_dict()
+    pair.step(3, 5)
+    pair.check()
+    assert "the model still uses" not in caplog.text
+
+
+def many_conditions(self, group, p, state):
+    for number in range(12):
+        if p.grad.mean() * number > 0.1:
+            p.sub_(p.grad)
+
+
+def tensors_in_a_list(self, group, p, state):
+    p.sub_(p.grad * self.table[0])
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("step", "values", "text"),
+    [
+        (many_conditions, {}, "more than 64 different paths"),
+        (tensors_in_a_list, {"table": [torch.ones(())]}, "keeps a tensor inside of its attribute"),
+    ],
+)
+def test_steps_with_more_than_a_device_has(step, values, text):
+    net = Net()
+    model = poptorch.trainingModel(net, quiet(), of_step(step, **values)(net.parameters()))
+    with pytest.raises(poptorch.Error, match=text):
+        model(torch.randn(4, 6), torch.randint(4, (4,)))
+
+
+def noise(self, group, p, state):
+    p.copy_(torch.randn_like(p))
+
+
+def test_drawn_numbers_differ_between_steps_and_weights():
+    weights = []
+    for _ in range(2):
+        net = Net()
+        options = quiet().randomSeed(3)
+        model = poptorch.trainingModel(net, options, of_step(noise)(net.parameters()))
+        for _ in range(2):
+            model(torch.randn(4, 6), torch.randint(4, (4,)))
+            weights.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    first, second, again, _ = weights
+    assert torch.equal(first, again)
+    assert not torch.isin(first, second).any()
+    assert first.unique().numel() == first.numel()
+
+
+def test_programs_are_found_in_the_executable_cache(tmp_path):
+    found = []
+    for _ in range(2):
+        options = quiet()
+        options.enableExecutableCaching(str(tmp_path))
+        net = Net()
+        model = poptorch.trainingModel(net, options, optim.Adamax(net.parameters()))
+        model(torch.randn(4, 6), torch.randint(4, (4,)))
+        found.append("read the executable cache" in str(model.compile_log()))
+    assert found == [False, True]
+
+
+@pytest.mark.parametrize("make", [optim.Adam, optim.Adamax, NormedLamb])
+def test_nothing_outlives_a_model_and_its_optimizer(make):
+    net = Net()
+    optimizer = make(net.parameters())
+    model = poptorch.trainingModel(net, quiet(), optimizer)
+    model(torch.randn(4, 6), torch.randint(4, (4,)))
+    gone = [weakref.ref(one) for one in (net, optimizer, model)]
+    del net, optimizer, model
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
 
 
 def test_tracing_leaves_the_optimizer_and_python_as_they_were():

@@ -57,6 +57,8 @@ constexpr std::array kNumberInstructions{
                       [](double a, double b, double) { return a / b; }},
     NumberInstruction{
         "eq", 2, [](double a, double b, double) { return a == b ? 1.0 : 0.0; }},
+    NumberInstruction{"erf", 1,
+                      [](double a, double, double) { return std::erf(a); }},
     NumberInstruction{"exp", 1,
                       [](double a, double, double) { return std::exp(a); }},
     NumberInstruction{"expm1", 1,
