@@ -52,6 +52,8 @@ class StepFunctions(TorchFunctionMode):
             return self._one_by_one(name.removeprefix(_FOREACH), args, kwargs)
         if name in _VALUES:
             return self._value(name, args[0])
+        if name == "__setitem__" and _is_masked_fill(*args):
+            return _fill_at_mask(*args)
         if not _holds_numbers([*args, *kwargs.values()]):
             return func(*args, **kwargs)
         return self._with_numbers(func, name, list(args), kwargs)
@@ -156,6 +158,21 @@ def _holds_numbers(values: Any) -> bool:
     if isinstance(values, (list, tuple)):
         return any(map(_holds_numbers, values))
     return False
+
+
+def _is_masked_fill(tensor: torch.Tensor, index: Any, value: Any) -> bool:
+    """Return whether a number is written to a tensor at a mask of the same shape."""
+    return (
+        isinstance(index, torch.Tensor)
+        and index.dtype == torch.bool
+        and index.shape == tensor.shape
+        and isinstance(value, (int, float, StepNumber))
+    )
+
+
+def _fill_at_mask(tensor: torch.Tensor, mask: torch.Tensor, value: Any) -> None:
+    # Elementwise, while writing at positions is not.
+    tensor.copy_(torch.where(mask, _as_tensor(value, tensor.dtype), tensor))
 
 
 _FUSED = frozenset({"addmm", "addmv", "addr", "addbmm", "baddbmm"})
