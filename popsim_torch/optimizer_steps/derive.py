@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.optim.formula import InitialValue, UpdateFormula
-from popsim_torch.optim.nested import Path, is_number, leaves, path_name, put
+from popsim_torch.optim.nested import Path, is_number, leaves
 from popsim_torch.optim.step_source import StepSource
-from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.compare import (
     depends_on,
     is_continued,
@@ -29,153 +27,23 @@ from popsim_torch.optimizer_steps.compare import (
     simplify,
     subgraph,
 )
-from popsim_torch.optimizer_steps.functions import StepFunctions
-from popsim_torch.optimizer_steps.numbers import (
-    MOST_PATHS,
-    Choices,
-    Known,
-    StepNumber,
-    evaluate,
-    python_numbers,
-)
-from popsim_torch.optimizer_steps.source import Slot, changed_attributes, rebuilt
+from popsim_torch.optimizer_steps.numbers import python_numbers
+from popsim_torch.optimizer_steps.runs import Given, Outcome, StepRuns
+from popsim_torch.optimizer_steps.source import Slot
+from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
 from popsim_torch.private_torch.fake import FakeTensorMode
-from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.trace.graph.functionalise import functionalise_graph
 
-__all__ = ["Cell", "TracedStep", "derive"]
-
-FLAG = "hasStepped"
-"""The name of the state that says whether a parameter has been updated before."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number or tensor that a step leaves to the next one.
-
-    Attributes:
-        slot: The parameter that it belongs to; the first one if it belongs to none.
-        path: Where the optimizer keeps it: in the state of the parameter; or, with ``owner``,
-            elsewhere.
-        owner: Empty; ``group``, ``attribute`` or ``other`` (another entry of the states); ``flag``
-            if the optimizer does not have it.
-        shape: Its shape.
-        dtype: Its dtype; float64 for numbers.
-        is_number: Whether the host has a number of Python's.
-        whole: Whether that is an ``int``.
-        initial: The number that fills it before the first step.
-        initial_from: How it begins, if that is no such number.
-    """
-
-    slot: int
-    path: Path
-    owner: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    is_number: bool = False
-    whole: bool = False
-    initial: float = 0.0
-    initial_from: InitialValue | None = None
-
-    @property
-    def is_flag(self) -> bool:
-        """Whether the cell says that a parameter has been updated before."""
-        return self.owner == "flag"
-
-    @property
-    def name(self) -> str:
-        """The name of the cell without its parameter: its path in the state."""
-        if not self.owner or self.is_flag:
-            return path_name(self.path)
-        if self.owner == "group":
-            return f"group.{path_name(self.path[1])}"
-        return f"{'optimizer' if self.owner == 'attribute' else 'state'}.{path_name(self.path)}"
-
-    @property
-    def key(self) -> tuple[int, str, Path]:
-        """What identifies the cell."""
-        return self.slot, self.owner, self.path
-
-
-@dataclass(frozen=True)
-class TracedStep:
-    """The traced step of some parameters.
-
-    Attributes:
-        slots: The parameters.
-        formula: Their update.
-        cells: What each parameter keeps, in the order of the formula's states.
-        hyper_parameters: The keys of the numbers that the formula reads, in its order.
-        all_hyper_parameters: The keys of the numbers that initial values are computed from.
-        noted: The conditions on hyper-parameters with their answers.
-    """
-
-    slots: tuple[Slot, ...]
-    formula: UpdateFormula
-    cells: tuple[tuple[Cell, ...], ...]
-    hyper_parameters: tuple[tuple[int, Path], ...]
-    all_hyper_parameters: tuple[tuple[int, Path], ...]
-    noted: tuple[tuple[Known, object], ...]
-
-    def holds(self, values: Mapping[tuple[int, Path], float]) -> bool:
-        """Return whether a step with other hyper-parameters would be the same."""
-        try:
-            return all(evaluate(known, values) == answer for known, answer in self.noted)
-        except (ArithmeticError, ValueError, KeyError):
-            return False
-
-    def parts_are_independent(self) -> bool:
-        """Return whether each parameter is updated without the others."""
-        graph = self.formula.graph_module.graph
-        placeholders = iter([node for node in graph.nodes if node.op == "placeholder"])
-        # (numbers that belong to no parameter count the same for each)
-        own = []
-        for cells in self.cells:
-            nodes = {next(placeholders), next(placeholders)}
-            for cell in cells:
-                node = next(placeholders)
-                if not cell.owner:
-                    nodes.add(node)
-            own.append(nodes)
-        results = iter(results_of(self.formula.graph_module))
-        every = set().union(*own)
-        for index, cells in enumerate(self.cells):
-            foreign = every - own[index]
-            if depends_on(next(results), foreign):
-                return False
-            for cell in cells:
-                if depends_on(next(results), every if cell.owner else foreign):
-                    return False
-        return True
-
-
-@dataclass
-class _Outcome:
-    """The tensors that a run of a step leaves."""
-
-    weights: list[torch.Tensor]
-    cells: dict[tuple[int, str, Path], torch.Tensor]
-    constants: dict[tuple[int, str, Path], Any]
-    initial: dict[tuple[int, str, Path], torch.Tensor]
-    numbers: dict[tuple[int, str, Path], bool]  # whether the host has an int
+__all__ = ["derive"]
 
 
 class _Deriver:
     def __init__(self, source: StepSource, slots: Sequence[Slot]) -> None:
         self._source = source
         self._slots = tuple(slots)
-        every = source.numbers()
-        groups = {slot.group for slot in slots}
-        self._values = {key: value for key, value in every.items() if key[0] in groups}
         self._fakes = FakeTensorMode()
-        self._noted: list[tuple[Known, object]] = []
-        self._reads_shapes = False
-        # Cells beside the states of parameters: tensors in attributes, and numbers of groups and
-        # attributes that steps change.
-        self._moving = list(map(_cell_of_attribute, source.tensors().items()))
-        self._constants: dict[tuple[int, str, Path], Any] = {}
-        self._whole: dict[tuple[int, str, Path], bool] = {}
+        self._runs = StepRuns(source, slots)
 
     # --- Inputs of a trace: weights and gradients, cells, hyper-parameters ---
 
@@ -188,24 +56,27 @@ class _Deriver:
         for slot in self._slots:
             tensors += [self._fake(slot.shape, slot.dtype) for _ in range(2)]
         tensors += [self._fake(cell.shape, cell.dtype) for cell in cells]
-        tensors += [self._fake((), torch.float64) for _ in self._values]
+        tensors += [self._fake((), torch.float64) for _ in self._runs.values]
         return tensors
 
     def _record(
-        self,
-        cells: Sequence[Cell],
-        function: Callable[
-            [list[torch.Tensor], dict[Any, torch.Tensor], dict[Any, Any]], list[Any]
-        ],
+        self, cells: Sequence[Cell], function: Callable[[Given], list[torch.Tensor]]
     ) -> torch.fx.GraphModule:
         """Record a function of weights and gradients, cells and hyper-parameters."""
+        moving = {cell.key for cell in self._runs.moving}
 
         def flat(*tensors: torch.Tensor) -> list[torch.Tensor]:
-            given = list(tensors)
-            own = [given.pop(0) for _ in range(2 * len(self._slots))]
-            states = {cell.key: given.pop(0) for cell in cells}
-            numbers = dict(zip(self._values, given, strict=True))
-            return function(own, states, numbers)
+            rest = iter(tensors)
+            own = [next(rest) for _ in range(2 * len(self._slots))]
+            kept = {cell.key: next(rest) for cell in cells}
+            given = Given(
+                own[::2],
+                own[1::2],
+                {key: tensor for key, tensor in kept.items() if key not in moving},
+                {key: tensor for key, tensor in kept.items() if key in moving},
+                dict(zip(self._runs.values, rest, strict=True)),
+            )
+            return function(given)
 
         kind = self._source.kind
         inputs = self._inputs(cells)
@@ -214,147 +85,6 @@ class _Deriver:
         module, _ = functionalise_graph(module, ())
         like_weights(module, len(self._slots))
         return module
-
-    # --- Runs ---
-
-    def _all_ways(
-        self,
-        own: list[torch.Tensor],
-        states: dict[Any, torch.Tensor] | None,
-        moving: dict[Any, torch.Tensor],
-        numbers: dict[Any, torch.Tensor],
-    ) -> _Outcome:
-        """Run the step once for each combination of answers, and join the results."""
-        found: list[tuple[Choices, _Outcome]] = []
-        answers: list[bool] | None = []
-        while answers is not None:
-            if len(found) == MOST_PATHS:
-                raise Error(
-                    f"The step of {self._source.kind.__name__} asks for the values of so many "
-                    f"conditions on numbers that change from step to step that it has more than "
-                    f"{MOST_PATHS} different paths. Use torch.where in place of 'if'."
-                )
-            choices = Choices(answers, self._values)
-            found.append((choices, self._run(choices, own, states, moving, numbers)))
-            self._noted += choices.noted
-            answers = choices.next_answers()
-        return _joined(found, 0)
-
-    def _run(
-        self,
-        choices: Choices,
-        own: list[torch.Tensor],
-        states: dict[Any, torch.Tensor] | None,
-        moving: dict[Any, torch.Tensor],
-        numbers: dict[Any, torch.Tensor],
-    ) -> _Outcome:
-        def number_of(value: float) -> StepNumber:
-            with DisableTorchFunction():
-                tensor = torch.full((), float(value), dtype=torch.float64)
-            return StepNumber(tensor, None, choices)
-
-        def of_state(tensor: torch.Tensor) -> StepNumber:
-            return StepNumber(tensor.clone(), None, choices)
-
-        weights = [tensor.clone() for tensor in own[::2]]
-        for weight, gradient in zip(weights, own[1::2], strict=True):
-            weight.grad = gradient.clone()
-        hyper = {key: StepNumber(tensor, ("name", key), choices) for key, tensor in numbers.items()}
-        attributes = {}
-        for cell in self._moving:
-            tensor = moving[cell.key]
-            if cell.owner == "group":
-                hyper[cell.path[0], cell.path[1]] = of_state(tensor)
-            else:
-                attributes[cell.path] = of_state(tensor) if cell.is_number else tensor.clone()
-        kept = States(number_of)
-        if states is not None:
-            self._fill(kept, weights, states, of_state)
-        optimizer = rebuilt(self._source, self._slots, weights, hyper, attributes, kept)
-        with StepFunctions(choices) as mode:
-            type(optimizer).step(optimizer)
-        self._reads_shapes = self._reads_shapes or mode.reads_shapes
-        return self._outcome(optimizer, weights, hyper, attributes, kept)
-
-    def _fill(
-        self,
-        kept: States,
-        weights: Sequence[torch.Tensor],
-        states: dict[Any, torch.Tensor],
-        of_state: Callable[[torch.Tensor], StepNumber],
-    ) -> None:
-        """Put tensors where the last step left the states."""
-        entries: dict[tuple[int, str, Path], Any] = dict(self._constants)
-        for key, tensor in states.items():
-            entries[key] = of_state(tensor) if key in self._whole else tensor.clone()
-        for (slot, owner, path), value in entries.items():
-            if owner == "other":
-                state, rest = kept[path[0]], path[1:]
-            else:
-                state, rest = kept[weights[slot]], path
-            put(state, rest, value)
-
-    def _outcome(
-        self,
-        optimizer: torch.optim.Optimizer,
-        weights: list[torch.Tensor],
-        hyper: Mapping[Any, StepNumber],
-        attributes: Mapping[Path, Any],
-        kept: States,
-    ) -> _Outcome:
-        outcome = _Outcome([w.clone() for w in weights], {}, {}, {}, {})
-        slots = {id(weight): slot for slot, weight in enumerate(weights)}
-        prefix: Path
-        for owner, state in kept.items():
-            if isinstance(owner, torch.Tensor):
-                slot, name, prefix = slots[id(owner)], "", ()
-            else:
-                slot, name, prefix = 0, "other", (owner,)
-            for path, leaf in leaves(state):
-                outcome_key = slot, name, (*prefix, *path)
-                whole = path in state.whole
-                self._note(outcome, outcome_key, leaf, state.initial.get(path), whole=whole)
-        indices = list(dict.fromkeys(slot.group for slot in self._slots))
-        for index, group in zip(indices, optimizer.param_groups, strict=True):
-            for path, leaf in leaves({k: v for k, v in group.items() if k != "params"}):
-                if is_number(leaf) and leaf is not hyper.get((index, path), leaf):
-                    self._note(outcome, (0, "group", (index, path)), leaf, None)
-        for path in changed_attributes(self._source, optimizer):
-            if vars(optimizer)[path[0]] is not attributes.get(path):
-                self._note(outcome, (0, "attribute", path), vars(optimizer)[path[0]], None)
-        for cell in self._moving:
-            if not cell.is_number:
-                self._note(outcome, cell.key, vars(optimizer)[cell.path[0]], None)
-            elif cell.key not in outcome.cells:  # a number that stays in this run
-                of_group = cell.owner == "group"
-                same = hyper[cell.path[0], cell.path[1]] if of_group else attributes[cell.path]
-                outcome.cells[cell.key] = same.tensor.clone()
-        return outcome
-
-    def _note(
-        self,
-        outcome: _Outcome,
-        key: tuple[int, str, Path],
-        leaf: Any,
-        initial: torch.Tensor | None,
-        *,
-        whole: bool = False,
-    ) -> None:
-        if isinstance(leaf, StepNumber):
-            outcome.cells[key] = leaf.tensor.clone()
-            outcome.numbers[key] = whole
-        elif isinstance(leaf, torch.Tensor):
-            if leaf.is_sparse:
-                raise Error("The optimizer keeps a sparse tensor; the device has dense ones only.")
-            outcome.cells[key] = leaf.clone()
-        elif is_number(leaf):
-            outcome.cells[key] = torch.full((), float(leaf), dtype=torch.float64)
-            outcome.numbers[key] = isinstance(leaf, int)
-        else:
-            outcome.constants[key] = leaf
-            return
-        if initial is not None:
-            outcome.initial[key] = initial
 
     # --- The whole ---
 
@@ -373,7 +103,7 @@ class _Deriver:
         later = self._later_step(cells)
         if first is None or is_continued(
             first[0],
-            self._input_keys(self._moving),
+            self._input_keys(self._runs.moving),
             {key: place for key, place in first[1].items()},
             later,
             self._input_keys(cells),
@@ -386,38 +116,43 @@ class _Deriver:
     def _input_keys(self, cells: Sequence[Cell]) -> list[object]:
         """Return what the inputs of a recorded function are."""
         own = [(kind, slot) for slot in range(len(self._slots)) for kind in ("weight", "gradient")]
-        return [*own, *(cell.key for cell in cells), *(("number", key) for key in self._values)]
+        return [
+            *own,
+            *(cell.key for cell in cells),
+            *(("number", key) for key in self._runs.values),
+        ]
 
     def _first_step(self) -> tuple[tuple[torch.fx.GraphModule, dict[Any, int]], list[Cell]]:
         """Trace the step from no state; find all cells."""
+        found: list[Outcome] = []
+
+        def run(given: Given) -> list[torch.Tensor]:
+            outcome = self._runs.all_ways(given.of_first_step())
+            found.append(outcome)
+            finals = [*outcome.weights, *outcome.cells.values()]
+            return [*finals, *outcome.initial.values()]
+
         while True:
-            found: list[_Outcome] = []
-
-            def run(own: Any, states: Any, numbers: Any) -> list[Any]:
-                outcome = self._all_ways(own, None, states, numbers)
-                found.append(outcome)  # noqa: B023
-                finals = [*outcome.weights, *outcome.cells.values()]
-                return [*finals, *outcome.initial.values()]
-
-            self._noted = []
-            module = self._record(self._moving, run)
+            self._runs.noted = []
+            module = self._record(self._runs.moving, run)
             outcome = found[-1]
+            known = {cell.key: cell for cell in self._runs.moving}
             new = [
                 self._moving_cell(key)
                 for key in outcome.cells
-                if key[1] in ("group", "attribute") and key not in {c.key for c in self._moving}
+                if key[1] in ("group", "attribute") and key not in known
             ]
             if not new:
                 break
-            self._moving += new
+            self._runs.moving += new
             for cell in new:
                 if cell.owner == "group":
-                    self._values.pop((cell.path[0], cell.path[1]), None)
+                    self._runs.values.pop((cell.path[0], cell.path[1]), None)
         results = results_of(module)
         count = len(self._slots) + len(outcome.cells)
         initial = dict(zip(outcome.initial, range(count, len(results)), strict=True))
-        self._constants = outcome.constants
-        self._whole = outcome.numbers
+        self._runs.constants = outcome.constants
+        self._runs.whole = outcome.numbers
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         gradients = set(placeholders[1 : 2 * len(self._slots) : 2])
         initial = {
@@ -427,16 +162,15 @@ class _Deriver:
         }
         cells = []
         for key, tensor in outcome.cells.items():
-            known = next((cell for cell in self._moving if cell.key == key), None)
-            if known is not None:
-                cells.append(known)
+            if key in known:
+                cells.append(known[key])
                 continue
             cells.append(self._cell(key, tensor, module, results, initial.get(key)))
         return (module, initial), cells
 
     def _cell(
         self,
-        key: tuple[int, str, Path],
+        key: CellKey,
         tensor: torch.Tensor,
         module: torch.fx.GraphModule,
         results: Sequence[torch.fx.Node],
@@ -445,7 +179,7 @@ class _Deriver:
         """Describe a cell that the first step has made."""
         slot, owner, path = key
         dtype = tensor.dtype
-        whole = self._whole.get(key)
+        whole = self._runs.whole.get(key)
         shape = tuple(tensor.shape)
         cell = Cell(slot, path, owner, shape, dtype, whole is not None, bool(whole))
         if begin is None:
@@ -456,7 +190,7 @@ class _Deriver:
         if fill is not None:
             return dataclasses.replace(cell, initial=fill)
         placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        read = [placeholders[2 * slot], *placeholders[len(placeholders) - len(self._values) :]]
+        read = [placeholders[2 * slot], *placeholders[len(placeholders) - len(self._runs.values) :]]
         graph = subgraph(module, node, read)
         if graph is None:
             raise Error(
@@ -468,7 +202,7 @@ class _Deriver:
             initial_from=InitialValue(graph),  # with the values of the optimizer at hand
         )
 
-    def _moving_cell(self, key: tuple[int, str, Path]) -> Cell:
+    def _moving_cell(self, key: CellKey) -> Cell:
         """Describe a number of a group or an attribute that steps change."""
         _, owner, path = key
         if owner == "group":
@@ -481,33 +215,24 @@ class _Deriver:
 
     def _cells_of_host(self, host_states: Callable[[int], Mapping[Path, Any]]) -> list[Cell]:
         """Describe the states that the optimizer makes in its constructor."""
-        self._moving = [cell for cell in self._moving if not cell.is_number]
-        self._constants, self._whole = {}, {}
-        cells = list(self._moving)
+        self._runs.moving = [cell for cell in self._runs.moving if not cell.is_number]
+        self._runs.constants, self._runs.whole = {}, {}
+        cells = list(self._runs.moving)
         for slot in range(len(self._slots)):
             for path, leaf in host_states(slot).items():
                 key = slot, "", path
                 if is_number(leaf):
-                    self._whole[key] = True
+                    self._runs.whole[key] = True
                     whole = isinstance(leaf, int)
                     cell = Cell(slot, path, "", (), torch.float64, True, whole, float(leaf))
                     cells.append(cell)
                 elif isinstance(leaf, torch.Tensor):
                     cells.append(Cell(slot, path, "", tuple(leaf.shape), leaf.dtype))
                 else:
-                    self._constants[key] = leaf
+                    self._runs.constants[key] = leaf
         return cells
 
-    def _split(
-        self, cells: Sequence[Cell], states: Mapping[Any, torch.Tensor]
-    ) -> tuple[dict[Any, torch.Tensor], dict[Any, torch.Tensor]]:
-        moving = {cell.key for cell in self._moving}
-        own = {
-            key: tensor for key, tensor in states.items() if key not in moving and key[1] != "flag"
-        }
-        return own, {key: tensor for key, tensor in states.items() if key in moving}
-
-    def _results(self, cells: Sequence[Cell], outcome: _Outcome) -> list[torch.Tensor]:
+    def _results(self, cells: Sequence[Cell], outcome: Outcome) -> list[torch.Tensor]:
         """Return the new weights and cells, in the order and dtypes of the cells."""
         missing = [cell for cell in cells if cell.key not in outcome.cells and not cell.is_flag]
         extra = set(outcome.cells) - {cell.key for cell in cells}
@@ -537,9 +262,8 @@ class _Deriver:
     def _later_step(self, cells: Sequence[Cell]) -> torch.fx.GraphModule:
         """Trace the step from the states that the last one left."""
 
-        def run(own: Any, states: Any, numbers: Any) -> list[Any]:
-            kept, moving = self._split(cells, states)
-            return self._results(cells, self._all_ways(own, kept, moving, numbers))
+        def run(given: Given) -> list[torch.Tensor]:
+            return self._results(cells, self._runs.all_ways(given))
 
         return self._record(cells, run)
 
@@ -549,16 +273,15 @@ class _Deriver:
         flags = [Cell(slot, (FLAG,), "flag", (), torch.float32) for slot in range(count)]
         every = [*cells, *flags]
 
-        def run(own: Any, states: Any, numbers: Any) -> list[Any]:
-            kept, moving = self._split(cells, states)
-            first = self._results(cells, self._all_ways(own, None, moving, numbers))
-            later = self._results(cells, self._all_ways(own, kept, moving, numbers))
+        def run(given: Given) -> list[torch.Tensor]:
+            first = self._results(cells, self._runs.all_ways(given.of_first_step()))
+            later = self._results(cells, self._runs.all_ways(given))
             results = []
             slots = [*range(count), *(cell.slot for cell in cells)]
             for slot, a, b in zip(slots, first, later, strict=True):
-                begins = states[slot, "flag", (FLAG,)] == 0
+                begins = given.states[slot, "flag", (FLAG,)] == 0
                 results.append(torch.where(begins, a, b))
-            return [*results, *(torch.ones_like(states[flag.key]) for flag in flags)]
+            return [*results, *(torch.ones_like(given.states[flag.key]) for flag in flags)]
 
         return every, self._record(every, run)
 
@@ -589,7 +312,7 @@ class _Deriver:
                 became[node] = new.node_copy(node, lambda one: became[one])
         new.output([became[node] for node in finals])
         simplify(new)
-        keys = list(self._values)
+        keys = list(self._runs.values)
         chosen = tuple(keys[numbers.index(node)] for node in read)
         return TracedStep(
             self._slots,
@@ -597,44 +320,13 @@ class _Deriver:
                 torch.fx.GraphModule(module, new),
                 count,
                 tuple(len(own) for own in by_slot),
-                any_shape=not self._reads_shapes,
+                any_shape=not self._runs.reads_shapes,
             ),
             tuple(tuple(cells[i] for i in own) for own in by_slot),
             chosen,
             tuple(keys),
-            tuple({repr(one): one for one in self._noted}.values()),
+            tuple({repr(one): one for one in self._runs.noted}.values()),
         )
-
-
-def _cell_of_attribute(item: tuple[str, torch.Tensor]) -> Cell:
-    name, tensor = item
-    dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
-    return Cell(0, (name,), "attribute", tuple(tensor.shape), dtype)
-
-
-def _joined(found: list[tuple[Choices, _Outcome]], depth: int) -> _Outcome:
-    """Choose, on the device, between the results of runs with other answers."""
-    if len(found) == 1:
-        return found[0][1]
-    condition = found[0][0].conditions[depth]
-    yes = _joined([one for one in found if one[0].answers[depth]], depth + 1)
-    no = _joined([one for one in found if not one[0].answers[depth]], depth + 1)
-    if yes.cells.keys() != no.cells.keys() or yes.constants != no.constants:
-        raise Error(
-            "The optimizer keeps other states after one branch of an 'if' than after the other. "
-            "On the device, states are the same in every step."
-        )
-
-    def pick(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.where(condition.reshape(()), a, b.to(a.dtype))
-
-    return _Outcome(
-        list(map(pick, yes.weights, no.weights)),
-        {key: pick(tensor, no.cells[key]) for key, tensor in yes.cells.items()},
-        yes.constants,
-        yes.initial,
-        yes.numbers | no.numbers,
-    )
 
 
 def _fill_of(node: torch.fx.Node) -> float | None:

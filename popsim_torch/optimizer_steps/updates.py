@@ -24,8 +24,9 @@ from popsim_torch.optim.rules import (
 )
 from popsim_torch.optim.settings import OptimizerSettings
 from popsim_torch.optim.step_source import StepSource
-from popsim_torch.optimizer_steps.derive import Cell, TracedStep, derive
+from popsim_torch.optimizer_steps.derive import derive
 from popsim_torch.optimizer_steps.source import Slot, check_attributes
+from popsim_torch.optimizer_steps.traced_step import Cell, TracedStep
 
 __all__ = ["trace_updates"]
 

@@ -1,0 +1,247 @@
+"""Runs of a step on tensors of a trace: one for each combination of answers to conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.optim.nested import Path, is_number, leaves, put
+from popsim_torch.optim.step_source import StepSource
+from popsim_torch.optimizer_steps.cells import States
+from popsim_torch.optimizer_steps.functions import StepFunctions
+from popsim_torch.optimizer_steps.numbers import MOST_PATHS, Choices, Known, StepNumber
+from popsim_torch.optimizer_steps.source import Slot, changed_attributes, rebuilt
+from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
+from popsim_torch.private_torch.modes import DisableTorchFunction
+
+__all__ = ["Given", "Outcome", "StepRuns"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The tensors of a trace on which a step runs.
+
+    Attributes:
+        weights: The weights.
+        gradients: Their gradients.
+        states: What the last step left.
+        moving: Tensors and numbers beside the states of parameters, which steps change.
+        numbers: The hyper-parameters.
+        is_first: Whether the step begins without the states.
+    """
+
+    weights: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor]
+    states: Mapping[CellKey, torch.Tensor]
+    moving: Mapping[CellKey, torch.Tensor]
+    numbers: Mapping[tuple[int, Path], torch.Tensor]
+    is_first: bool = False
+
+    def of_first_step(self) -> Given:
+        """Return the same without states, which the first step makes."""
+        return replace(self, is_first=True)
+
+
+@dataclass
+class Outcome:
+    """The tensors that a run of a step leaves."""
+
+    weights: list[torch.Tensor]
+    cells: dict[CellKey, torch.Tensor]
+    constants: dict[CellKey, Any]
+    initial: dict[CellKey, torch.Tensor]
+    numbers: dict[CellKey, bool]  # whether the host has an int
+
+
+class StepRuns:
+    """Runs the step of an optimizer.
+
+    Args:
+        source: The optimizer.
+        slots: The parameters.
+
+    Attributes:
+        values: The present hyper-parameters.
+        moving: Cells beside the states of parameters: tensors in attributes, and numbers of groups
+            and attributes that steps change.
+        constants: What else is in the states after a step.
+        whole: The states that are numbers on the host, and whether they are whole.
+        noted: The conditions on hyper-parameters so far, with their answers.
+        reads_shapes: Whether a run has asked for the shape of a tensor.
+    """
+
+    def __init__(self, source: StepSource, slots: Sequence[Slot]) -> None:
+        self._source = source
+        self._slots = tuple(slots)
+        groups = {slot.group for slot in slots}
+        self.values = {k: value for k, value in source.numbers().items() if k[0] in groups}
+        self.moving = list(map(_cell_of_attribute, source.tensors().items()))
+        self.constants: dict[CellKey, Any] = {}
+        self.whole: dict[CellKey, bool] = {}
+        self.noted: list[tuple[Known, object]] = []
+        self.reads_shapes = False
+
+    def all_ways(self, given: Given) -> Outcome:
+        """Run the step once for each combination of answers, and join the results."""
+        found: list[tuple[Choices, Outcome]] = []
+        answers: list[bool] | None = []
+        while answers is not None:
+            if len(found) == MOST_PATHS:
+                raise Error(
+                    f"The step of {self._source.kind.__name__} asks for the values of so many "
+                    f"conditions on numbers that change from step to step that it has more than "
+                    f"{MOST_PATHS} different paths. Use torch.where in place of 'if'."
+                )
+            choices = Choices(answers, self.values)
+            found.append((choices, self._run(choices, given)))
+            self.noted += choices.noted
+            answers = choices.next_answers()
+        return _joined(found, 0)
+
+    def _run(self, choices: Choices, given: Given) -> Outcome:
+        def number_of(value: float) -> StepNumber:
+            with DisableTorchFunction():
+                tensor = torch.full((), float(value), dtype=torch.float64)
+            return StepNumber(tensor, None, choices)
+
+        def of_state(tensor: torch.Tensor) -> StepNumber:
+            return StepNumber(tensor.clone(), None, choices)
+
+        weights = [tensor.clone() for tensor in given.weights]
+        for weight, gradient in zip(weights, given.gradients, strict=True):
+            weight.grad = gradient.clone()
+        hyper = {
+            key: StepNumber(tensor, ("name", key), choices) for key, tensor in given.numbers.items()
+        }
+        attributes = {}
+        for cell in self.moving:
+            tensor = given.moving[cell.key]
+            if cell.owner == "group":
+                hyper[cell.path[0], cell.path[1]] = of_state(tensor)
+            else:
+                attributes[cell.path] = of_state(tensor) if cell.is_number else tensor.clone()
+        kept = States(number_of)
+        if not given.is_first:
+            self._fill(kept, weights, given.states, of_state)
+        optimizer = rebuilt(self._source, self._slots, weights, hyper, attributes, kept)
+        with StepFunctions(choices) as mode:
+            type(optimizer).step(optimizer)
+        self.reads_shapes = self.reads_shapes or mode.reads_shapes
+        return self._outcome(optimizer, weights, hyper, attributes, kept)
+
+    def _fill(
+        self,
+        kept: States,
+        weights: Sequence[torch.Tensor],
+        states: Mapping[CellKey, torch.Tensor],
+        of_state: Callable[[torch.Tensor], StepNumber],
+    ) -> None:
+        """Put tensors where the last step left the states."""
+        entries: dict[CellKey, Any] = dict(self.constants)
+        for key, tensor in states.items():
+            if key[1] == "flag":
+                continue
+            entries[key] = of_state(tensor) if key in self.whole else tensor.clone()
+        for (slot, owner, path), value in entries.items():
+            if owner == "other":
+                state, rest = kept[path[0]], path[1:]
+            else:
+                state, rest = kept[weights[slot]], path
+            put(state, rest, value)
+
+    def _outcome(
+        self,
+        optimizer: torch.optim.Optimizer,
+        weights: list[torch.Tensor],
+        hyper: Mapping[Any, StepNumber],
+        attributes: Mapping[Path, Any],
+        kept: States,
+    ) -> Outcome:
+        outcome = Outcome([w.clone() for w in weights], {}, {}, {}, {})
+        slots = {id(weight): slot for slot, weight in enumerate(weights)}
+        prefix: Path
+        for owner, state in kept.items():
+            if isinstance(owner, torch.Tensor):
+                slot, name, prefix = slots[id(owner)], "", ()
+            else:
+                slot, name, prefix = 0, "other", (owner,)
+            for path, leaf in leaves(state):
+                outcome_key = slot, name, (*prefix, *path)
+                whole = path in state.whole
+                self._note(outcome, outcome_key, leaf, state.initial.get(path), whole=whole)
+        indices = list(dict.fromkeys(slot.group for slot in self._slots))
+        for index, group in zip(indices, optimizer.param_groups, strict=True):
+            for path, leaf in leaves({k: v for k, v in group.items() if k != "params"}):
+                if is_number(leaf) and leaf is not hyper.get((index, path), leaf):
+                    self._note(outcome, (0, "group", (index, path)), leaf, None)
+        for path in changed_attributes(self._source, optimizer):
+            if vars(optimizer)[path[0]] is not attributes.get(path):
+                self._note(outcome, (0, "attribute", path), vars(optimizer)[path[0]], None)
+        for cell in self.moving:
+            if not cell.is_number:
+                self._note(outcome, cell.key, vars(optimizer)[cell.path[0]], None)
+            elif cell.key not in outcome.cells:  # a number that stays in this run
+                of_group = cell.owner == "group"
+                same = hyper[cell.path[0], cell.path[1]] if of_group else attributes[cell.path]
+                outcome.cells[cell.key] = same.tensor.clone()
+        return outcome
+
+    def _note(
+        self,
+        outcome: Outcome,
+        key: CellKey,
+        leaf: Any,
+        initial: torch.Tensor | None,
+        *,
+        whole: bool = False,
+    ) -> None:
+        if isinstance(leaf, StepNumber):
+            outcome.cells[key] = leaf.tensor.clone()
+            outcome.numbers[key] = whole
+        elif isinstance(leaf, torch.Tensor):
+            if leaf.is_sparse:
+                raise Error("The optimizer keeps a sparse tensor; the device has dense ones only.")
+            outcome.cells[key] = leaf.clone()
+        elif is_number(leaf):
+            outcome.cells[key] = torch.full((), float(leaf), dtype=torch.float64)
+            outcome.numbers[key] = isinstance(leaf, int)
+        else:
+            outcome.constants[key] = leaf
+            return
+        if initial is not None:
+            outcome.initial[key] = initial
+
+
+def _cell_of_attribute(item: tuple[str, torch.Tensor]) -> Cell:
+    name, tensor = item
+    dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
+    return Cell(0, (name,), "attribute", tuple(tensor.shape), dtype)
+
+
+def _joined(found: list[tuple[Choices, Outcome]], depth: int) -> Outcome:
+    """Choose, on the device, between the results of runs with other answers."""
+    if len(found) == 1:
+        return found[0][1]
+    condition = found[0][0].conditions[depth]
+    yes = _joined([one for one in found if one[0].answers[depth]], depth + 1)
+    no = _joined([one for one in found if not one[0].answers[depth]], depth + 1)
+    if yes.cells.keys() != no.cells.keys() or yes.constants != no.constants:
+        raise Error(
+            "The optimizer keeps other states after one branch of an 'if' than after the other. "
+            "On the device, states are the same in every step."
+        )
+
+    def pick(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.where(condition.reshape(()), a, b.to(a.dtype))
+
+    return Outcome(
+        list(map(pick, yes.weights, no.weights)),
+        {key: pick(tensor, no.cells[key]) for key, tensor in yes.cells.items()},
+        yes.constants,
+        yes.initial,
+        yes.numbers | no.numbers,
+    )
