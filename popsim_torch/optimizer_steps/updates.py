@@ -192,6 +192,7 @@ class _Updates:
             begins = dataclasses.replace(begins, values=values)
         return dataclasses.replace(
             state,
+            dtype=cell.dtype,
             per_element=bool(shape) and shape == tuple(parameter.shape),
             shape=shape,
             initial_from=begins,

@@ -547,6 +547,54 @@ def test_a_tensor_of_the_object_is_a_state():
     torch.testing.assert_close(pair.optimizer.scale, pair.reference.scale)
 
 
+class ComplexNet(nn.Module):
+    """One complex and one real weight, and a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
+        self.b = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return ((x.to(torch.complex64) @ self.w).abs() + self.b).square().mean()
+
+
+class WithLoss(nn.Module):
+    """Marks the loss of a model."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.net(x), "none")
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize(
+    "make", [optim.Adadelta, optim.Adagrad, optim.Adamax, optim.ASGD, optim.NAdam, optim.RAdam]
+)
+def test_complex_weights(make, accumulation):
+    torch.manual_seed(0)
+    net = ComplexNet()
+    eager = copy.deepcopy(net)
+    options = quiet()
+    options.Training.gradientAccumulation(accumulation)
+    optimizer, reference = make(net.parameters()), make(eager.parameters())
+    model = poptorch.trainingModel(WithLoss(net), options, optimizer)
+    for _ in range(4):
+        x = torch.randn(4 * accumulation, 4)
+        model(x)
+        reference.zero_grad()
+        for part in x.chunk(accumulation):
+            (eager(part) / accumulation).backward()
+        reference.step()
+    model.copyWeightsToHost()
+    for own, other in zip(net.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(own.detach(), other.detach(), rtol=1e-5, atol=1e-5)
+    assert_states_equal(optimizer.state_dict(), reference.state_dict())
+
+
 def test_initial_states_are_those_of_the_optimizer_at_hand():
     # The same operations, so they are traced once; but a state begins with the rate.
     for rate in (0.01, 0.1):
