@@ -12,11 +12,17 @@ from typing import Any
 
 import torch
 
+from popsim_torch.optim.base import Optimizer
 from popsim_torch.optim.nested import Path, is_number, leaves
 
 __all__ = ["StepSource", "changes_step", "needs_closure", "note_own_hook"]
 
-_PARTS = ("param_groups", "state")
+# What the traced step has its own of.
+_PARTS = frozenset({"param_groups", "state"})
+# What the optimizers of this package keep of the device.
+_OF_DEVICE = frozenset(
+    {"_device", "_ipu_param", "_ipu_state", "_pending", "_version", "variable_attrs"}
+)
 _NOT_VALUES = ("params", "initial_lr", "param_names")
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 # What a subclass may define without another update.
@@ -82,11 +88,12 @@ class StepSource:
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> StepSource:
         """Copy what a trace needs of an optimizer."""
+        left_out = _PARTS | _OF_DEVICE if isinstance(optimizer, Optimizer) else _PARTS
         attributes = {
             name: value
             for name, value in vars(optimizer).items()
             # (A scheduler puts a function in place of the method ``step``.)
-            if name not in _PARTS and not (name == "step" and callable(value))
+            if name not in left_out and not (name == "step" and callable(value))
         }
         for name in _HOOKS:
             hooks = attributes.get(name, {})

@@ -595,6 +595,36 @@ def test_complex_weights(make, accumulation):
     assert_states_equal(optimizer.state_dict(), reference.state_dict())
 
 
+class ClippedSGD(poptorch.optim.SGD):
+    """An optimizer of PopTorch's API with a step of the user."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                velocity = self.state[p].setdefault("velocity", torch.zeros_like(p))
+                velocity.mul_(group["momentum"]).add_(p.grad.clamp(-0.1, 0.1))
+                p.sub_(group["lr"] * velocity)
+
+
+def test_a_subclass_of_poptorchs_with_a_step_of_its_own():
+    pair = Pair(lambda p: ClippedSGD(p, lr=0.1, momentum=0.9, loss_scaling=8.0))
+    pair.step(0, 3)
+    pair.check()
+    saved = pair.optimizer.state_dict()
+    assert "velocity___a.weight" in saved["ipu_state"]
+    for optimizer in (pair.optimizer, pair.reference):
+        optimizer.param_groups[0]["lr"] = 0.01
+    pair.model.setOptimizer(pair.optimizer)
+    pair.step(3, 5)
+    pair.check()
+    pair.optimizer.load_state_dict(saved)  # (the reference has no such dictionary)
+    pair.model(pair.x[0], pair.y[0])
+    now = pair.optimizer.state_dict()["ipu_state"]["velocity___a.weight"]
+    limit = 0.9 * saved["ipu_state"]["velocity___a.weight"].abs() + 0.1 + 1e-6
+    assert (now.abs() <= limit).all()
+
+
 def test_initial_states_are_those_of_the_optimizer_at_hand():
     # The same operations, so they are traced once; but a state begins with the rate.
     for rate in (0.01, 0.1):
