@@ -12,25 +12,36 @@ import torch
 
 from benchmarks.common.disturbance import Disturbance
 
-PATIENCE = 45.0
+PATIENCE = 15.0
 """Seconds that one comparison waits for undisturbed moments."""
 
 Call = Callable[[], object]
 
 
-def seconds_per_call(call: Call, num_calls: int, before: Call | None = None) -> float:
-    """Return the mean time of some calls in seconds, without the preparation before each call."""
+def seconds_per_call(
+    call: Call, num_calls: int, before: Call | None = None, *, of_processor: bool = False
+) -> float:
+    """Return the mean time of some calls in seconds, without the preparation before each call.
+
+    Args:
+        call: What is measured.
+        num_calls: How often it is called.
+        before: What is called before each call.
+        of_processor: Count the processor time of this process, not the time that passes.
+    """
     if before is not None:
-        return sum(_seconds_behind(before, call) for _ in range(num_calls)) / num_calls
-    start = time.perf_counter()
+        turns = (_seconds_behind(before, call, of_processor=of_processor) for _ in range(num_calls))
+        return sum(turns) / num_calls
+    now = time.process_time if of_processor else time.perf_counter
+    start = now()
     for _ in range(num_calls):
         call()
-    return (time.perf_counter() - start) / num_calls
+    return (now() - start) / num_calls
 
 
-def _seconds_behind(before: Call, call: Call) -> float:
+def _seconds_behind(before: Call, call: Call, *, of_processor: bool) -> float:
     before()
-    return seconds_per_call(call, 1)
+    return seconds_per_call(call, 1, of_processor=of_processor)
 
 
 def calls_per_round(call: Call, round_seconds: float = 0.05, before: Call | None = None) -> int:
@@ -61,6 +72,8 @@ def medians(
     rounds: int,
     round_seconds: float = 0.05,
     before: Mapping[str, Call] | None = None,
+    *,
+    of_processor: bool = False,
 ) -> dict[str, float]:
     """Return each contender's median time per call, in seconds.
 
@@ -71,6 +84,8 @@ def medians(
         rounds: How often each contender is measured.
         round_seconds: About how long each measurement takes; at least one call.
         before: Functions to call before each call of a contender, by its name; they are not timed.
+        of_processor: Count the processor time of this process, which other programs do not change:
+            for contenders with one thread.
     """
     first = before or {}
     num_calls = {
@@ -85,7 +100,9 @@ def medians(
                 disturbance.wait()
             start = time.perf_counter()
             turns = {
-                name: seconds_per_call(call, num_calls[name], first.get(name))
+                name: seconds_per_call(
+                    call, num_calls[name], first.get(name), of_processor=of_processor
+                )
                 for name, call in contenders.items()
             }
             if disturbance and disturbance.spoilt(time.perf_counter() - start):

@@ -16,6 +16,8 @@ TOLERANCE = 1.12
 SEARCH_SECONDS = 15.0
 """For the first fastest time. A disturbance lasts for seconds."""
 PAUSE_SECONDS = 0.25
+PATIENCE_OF_ALL = 45.0
+"""Seconds that all comparisons of a process wait together."""
 PRODUCT_SIZE = 384
 
 
@@ -24,10 +26,11 @@ class Disturbance:
 
     Args:
         patience: Seconds to wait, or to spend on discarded rounds, before disturbed rounds are
-            accepted.
+            accepted. All comparisons of a process together have ``PATIENCE_OF_ALL``.
     """
 
     _fastest = float("inf")
+    _left_of_all = PATIENCE_OF_ALL
     _num_repeated = 0
     _num_disturbed = 0
 
@@ -42,20 +45,27 @@ class Disturbance:
 
     def wait(self) -> None:
         """Return at an undisturbed moment, or when the patience is used up."""
-        while self._left > 0 and self._is_now():
+        while self._is_patient() and self._is_now():
             time.sleep(PAUSE_SECONDS)
-            self._left -= PAUSE_SECONDS
+            self._spend(PAUSE_SECONDS)
 
     def spoilt(self, seconds: float) -> bool:
         """Return whether a round that took this time must be measured again."""
         if not self._is_now():
             return False
-        if self._left <= 0:
+        if not self._is_patient():
             Disturbance._num_disturbed += 1
             return False
-        self._left -= seconds
+        self._spend(seconds)
         Disturbance._num_repeated += 1
         return True
+
+    def _is_patient(self) -> bool:
+        return self._left > 0 and Disturbance._left_of_all > 0
+
+    def _spend(self, seconds: float) -> None:
+        self._left -= seconds
+        Disturbance._left_of_all -= seconds
 
     @classmethod
     def _is_now(cls) -> bool:

@@ -1,5 +1,7 @@
 """The benchmarks' clock repeats the rounds that a machine's neighbours disturbed."""
 
+import time
+
 import pytest
 
 from benchmarks.common import clock
@@ -13,6 +15,7 @@ def disturbed(monkeypatch):
     monkeypatch.setattr(Disturbance, "_fastest", 1.0)  # known: nothing to search for
     monkeypatch.setattr(Disturbance, "_num_repeated", 0)
     monkeypatch.setattr(Disturbance, "_num_disturbed", 0)
+    monkeypatch.setattr(Disturbance, "_left_of_all", 100.0)
     monkeypatch.setattr(Disturbance, "_is_now", lambda self: bool(findings) and findings.pop(0))
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     return findings
@@ -46,6 +49,20 @@ def test_patience_ends(disturbed, monkeypatch):
     disturbed += [True] * 6  # two before the first round, then none is looked for before one
     assert measure(3) == 3
     assert Disturbance._num_disturbed == 3
+
+
+def test_patience_of_all_comparisons_ends(disturbed, monkeypatch):
+    monkeypatch.setattr(Disturbance, "_left_of_all", 2 * PAUSE_SECONDS)
+    disturbed += [True] * 5  # two before the first round, one after each
+    assert measure(3) == 3
+    disturbed += [True] * 3
+    assert measure(3) == 3
+    assert Disturbance._num_disturbed == 6 and not disturbed
+
+
+def test_time_of_the_processor_does_not_count_waiting():
+    times = clock.medians({"it": lambda: time.sleep(0.02)}, 1, 0.0, of_processor=True)
+    assert times["it"] < 0.01
 
 
 def test_a_single_round_looks_at_nothing(disturbed):
