@@ -54,10 +54,31 @@ class UpdateLowering:
         self._states: dict[str, Tensor] = {}
         # The gradient of the latest step, by the parameter's name.
         self._gradients: dict[str, Tensor] = {}
+        # The names of the accumulators that hooks of the user change.
+        self._accumulated: set[str] = set()
 
     def weight(self, parameter: str) -> Tensor:
         """Return the tensor of a parameter on the device."""
         return self._builder.graph.tensors[self._program.parameters[parameter]]
+
+    def accumulate(
+        self, parameter: str, accumulation: Accumulation, gradient: Tensor, place: Place
+    ) -> Tensor:
+        """Accumulate a gradient before the end of the backward pass.
+
+        Args:
+            parameter: The name of the parameter.
+            accumulation: How it is accumulated.
+            gradient: The gradient of a micro-batch.
+            place: The place in the backward pass.
+
+        Returns:
+            The accumulator.
+        """
+        self._gradients[parameter] = gradient
+        self._accumulated.add(accumulation.state.name)
+        self._accumulate(parameter, accumulation, place)
+        return self._state(parameter, accumulation.state)
 
     def step(
         self,
@@ -96,7 +117,7 @@ class UpdateLowering:
                 end, by name.
             elements: The gradients that go into queues.
         """
-        self._gradients |= gradients
+        self._gradients = {**gradients, **self._gradients}
         at_end = [update for update in plan.updates if update.parameter in gradients]
         for update in at_end:
             if self._loss_scale is not None:
@@ -104,7 +125,8 @@ class UpdateLowering:
                 seen = self._builder.graph.as_real(gradient)
                 self._loss_scale.observe(seen, names.gradient(update.parameter))
             for accumulation in update.accumulations:
-                self._accumulate(update.parameter, accumulation)
+                if accumulation.state.name not in self._accumulated:
+                    self._accumulate(update.parameter, accumulation)
         if plan.replicas > 1:
             self._reduce(plan, at_end)
         updates = {update.parameter: update for update in plan.updates}
