@@ -14,8 +14,9 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Phase, Program, Role, Tensor, TensorKind, names
+from popsim_torch.ir.map_code import MapCode
 from popsim_torch.lowering.emit.builder import Builder, Place
-from popsim_torch.lowering.emit.maps import cast
+from popsim_torch.lowering.emit.maps import cast, emit_map
 from popsim_torch.lowering.formula import FormulaLowering
 from popsim_torch.lowering.gradient_queues import GradientQueues
 from popsim_torch.lowering.loss_scale import LossScaleLowering
@@ -166,6 +167,19 @@ class UpdateLowering:
                         f"{len(together)}: {', '.join(one.parameter for one in together)}."
                     )
                 self._by_formula(together, step, named)
+        for update in updates:
+            if update.counter is not None:
+                self._count(update.parameter, update.counter, step, named)
+
+    def _count(self, parameter: str, counter: State, step: Place, named: Collection[str]) -> None:
+        """Count an update of a parameter."""
+        state = self._state(parameter, counter)
+        place = replace(step, name=names.updated(counter.name))
+        code = MapCode()
+        more = code("add", state, 1.0)
+        total = emit_map(self._builder, code, more, state.dtype, tuple(state.shape), place)
+        whole = self._whole(state, place.name, named=parameter in named)
+        self._builder.op("copy", [total], [whole], place=place)
 
     def _by_formula(
         self, updates: Sequence[ParameterUpdate], step: Place, named: Collection[str]

@@ -301,10 +301,10 @@ class _Tracer:
         _check_not_accumulated({name: state[name] for name in names})
         with followed.backward_of(loss), self._recorder.values:
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
-            gradients = torch.autograd.grad(
+            of_batch = torch.autograd.grad(
                 loss, [state[name] for name in names], seed, allow_unused=True
             )
-            gradients = self._behind_accumulation(state, names, gradients)
+            gradients = self._behind_accumulation(state, names, of_batch)
         found = [(n, g) for n, g in zip(names, gradients, strict=True) if g is not None]
         self._result.gradients = [name for name, _ in found]
         return [gradient for _, gradient in found]
@@ -320,8 +320,8 @@ class _Tracer:
         for name, gradient in zip(names, gradients, strict=True):
             if gradient is not None and self._hooks.has_behind(name, state[name]):
                 result = self._hooks.accumulate(name, state[name], gradient)
-                is_new = result is not None and result is not gradient
-                if is_new and self._request.micro_batches == 1:
+                at_once = self._request.micro_batches == 1
+                if at_once and result is not None and result is not gradient:
                     result = self._recorder.gradients.changed(name, result)
                 gradient = result
             results.append(gradient)

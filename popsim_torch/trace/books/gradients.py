@@ -144,8 +144,9 @@ class Gradients:
             if node.target is MARK and node.args[1] in keys
         ]
         for node in before:
-            node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
-            self._graph.erase_node(node)  # type: ignore[union-attr]
+            source: Any = node.args[0]
+            node.replace_all_uses_with(source)
+            node.graph.erase_node(node)
         return mark(gradient, keys[0])
 
     # Losses.
