@@ -40,7 +40,7 @@ from popsim_torch.executor.program_log import log_program
 from popsim_torch.executor.program_options import half_partials, program_request
 from popsim_torch.executor.replicas import check_buffers, check_enqueues
 from popsim_torch.executor.report import report_refused
-from popsim_torch.executor.updates import check_steps
+from popsim_torch.executor.updates import check_steps, divides_sum
 from popsim_torch.executor.watching import watches
 from popsim_torch.files.cache import CachedProgram, cached_program
 from popsim_torch.files.program import check_interface
@@ -160,6 +160,8 @@ def trace_module(c: Compilation) -> None:
         input_names=tuple(c.interface.arguments.names),
         body=request.body,
         replica_groups=request.replica_groups,
+        micro_batches=c.interface.loop.gradient_accumulation if request.body is None else 1,
+        mean=divides_sum(options),
     )
     with request.channel.tracepoint("graphPreprocessing"):
         c.traced = trace(trace_request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -232,7 +233,12 @@ class DeviceState:
     def states_of(self, parameter: str) -> tuple[State, ...]:
         """Return the states that updates keep for a parameter, without the accumulator."""
         updates = () if self._plan is None else self._plan.updates
-        return next((one.states for one in updates if one.parameter == parameter), ())
+        return next((one.kept for one in updates if one.parameter == parameter), ())
+
+    def constants_of(self, parameter: str) -> tuple[tuple[Any, ...], ...]:
+        """Return what an optimizer keeps for a parameter beside numbers and tensors, by path."""
+        updates = () if self._plan is None else self._plan.updates
+        return next((one.constants for one in updates if one.parameter == parameter), ())
 
     def replace_plan(self, plan: OptimizerPlan) -> None:
         """Continue with other values of the same structure.

@@ -31,6 +31,7 @@ class _Left:
 
     kept: Sequence[State]
     values: ByKind
+    constants: Sequence[tuple[Any, ...]]
 
 
 class OptimizerStates:
@@ -120,7 +121,9 @@ class OptimizerStates:
             newest = _newest.get(optimizer, {})
             for parameter, _ in trained:
                 if newest.get(parameter) is self:
-                    newest[parameter] = _Left(self.kept(parameter), self._read(parameter))
+                    newest[parameter] = _Left(
+                        self.kept(parameter), self._read(parameter), self.constants(parameter)
+                    )
             if isinstance(optimizer, optim.Optimizer) and optimizer._device is self._state:
                 optimizer._unlink()
 
@@ -130,6 +133,10 @@ class OptimizerStates:
     def kept(self, parameter: torch.Tensor) -> Sequence[State]:
         """Return the states that the program has for a parameter."""
         return self._state.states_of(self._name_of(parameter))
+
+    def constants(self, parameter: torch.Tensor) -> Sequence[tuple[Any, ...]]:
+        """Return what the optimizer keeps for a parameter beside its states, by path."""
+        return self._state.constants_of(self._name_of(parameter))
 
     def _name_of(self, parameter: torch.Tensor) -> str:
         every = (pair for trained in self._trained for pair in trained)
@@ -153,9 +160,12 @@ def _give_to_host(optimizer: torch.optim.Optimizer) -> None:
     for parameter, holder in list(_newest.get(optimizer, {}).items()):
         if isinstance(holder, OptimizerStates):
             if not holder._is_unchanged() or optimizer.state.get(parameter):
-                to_host(optimizer, parameter, holder.kept(parameter), holder._read(parameter))
+                to_host(
+                    *(optimizer, parameter, holder.kept(parameter), holder._read(parameter)),
+                    holder.constants(parameter),
+                )
         elif holder is not None:
-            to_host(optimizer, parameter, holder.kept, holder.values)
+            to_host(optimizer, parameter, holder.kept, holder.values, holder.constants)
 
 
 def _take_from_host(optimizer: torch.optim.Optimizer) -> None:

@@ -28,6 +28,7 @@ _NAMES: dict[type[torch.optim.Optimizer], dict[str, str]] = {
         "Accl1": "square_avg",
         "Accl2": "momentum_buffer",
         "Accl3": "grad_avg",
+        "Step": "step",
     },
 }
 
@@ -63,7 +64,8 @@ def from_host(
             if held.is_complex():
                 dtype = torch.complex64
             wide = held.to("cpu", dtype, copy=True)
-            values[one.kind] = wide.reshape(1) if one.kind == "Step" else wide
+            is_count = one.kind == "Step" and not one.path
+            values[one.kind] = wide.reshape(1) if is_count else wide
     return values
 
 
@@ -72,6 +74,7 @@ def to_host(
     parameter: torch.Tensor,
     kept: Sequence[State],
     values: Mapping[str, torch.Tensor],
+    constants: Sequence[tuple[Any, ...]] = (),
 ) -> None:
     """Write the states of a parameter to the optimizer on the host.
 
@@ -80,6 +83,7 @@ def to_host(
         parameter: One of its parameters.
         kept: The states that the program has for the parameter.
         values: The states, by kind.
+        constants: Path and value of what else the optimizer keeps for the parameter.
     """
     names = _names_of(optimizer)
     for one in kept:
@@ -97,9 +101,8 @@ def to_host(
                 if one.kind == "Step"
                 else value.to(parameter.dtype, copy=True)
             )
-    if isinstance(optimizer, torch.optim.RMSprop) and optimizer.state.get(parameter):
-        # (PyTorch counts it, but does not use it)
-        optimizer.state[parameter].setdefault("step", torch.tensor(0.0))
+    for path, constant in constants:
+        put(optimizer.state[parameter], path, constant)
 
 
 def moved_by_device(optimizer: torch.optim.Optimizer) -> Collection[str]:

@@ -19,7 +19,7 @@ from popsim_torch.options import Options, check_accumulation_dtype, own_dtype
 from popsim_torch.options.limits import num_replicas
 from popsim_torch.trace import TraceResult
 
-__all__ = ["check_steps", "device_loop_plan", "lacks_running_mean", "make_plan"]
+__all__ = ["check_steps", "device_loop_plan", "divides_sum", "lacks_running_mean", "make_plan"]
 
 
 def lacks_running_mean(optimizer: OptimizerSettings, options: Options) -> bool:
@@ -33,6 +33,16 @@ def lacks_running_mean(optimizer: OptimizerSettings, options: Options) -> bool:
     return (
         optimizer.forces_running_mean
         and training.accumulation_and_replication_reduction_type == ReductionType.Mean
+        and training.meanAccumulationAndReplicationReductionStrategy
+        != MeanReductionStrategy.Running
+    )
+
+
+def divides_sum(options: Options) -> bool:
+    """Return whether accumulators hold a sum that the update divides by the number of gradients."""
+    training = options.Training
+    return (
+        training.accumulation_and_replication_reduction_type == ReductionType.Mean
         and training.meanAccumulationAndReplicationReductionStrategy
         != MeanReductionStrategy.Running
     )

@@ -14,6 +14,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Program, Role, Tensor, TensorKind, walk_all
 from popsim_torch.ir.graph import NO_TENSOR
 from popsim_torch.ir.offers import Offers
+from popsim_torch.lowering.accumulated import AccumulatedLowering
 from popsim_torch.lowering.emit.builder import Builder, HalfPartials
 from popsim_torch.lowering.loss_scale import LossScaleLowering
 from popsim_torch.lowering.nodes import OWN_TARGETS, NodeLowering
@@ -63,7 +64,10 @@ class _Lowering:
         steps: StepLowering | None = None
         if plan is not None and named.traced.steps:
             steps = StepLowering(self._builder, named, self._needed, plan, self._updates)
-        self._node_lowering = NodeLowering(named, self._program.offers, steps)
+        accumulated = None
+        if plan is not None:
+            accumulated = AccumulatedLowering(self._builder, named, plan, self._updates)
+        self._node_lowering = NodeLowering(named, self._program.offers, steps, accumulated)
 
     def run(self) -> Program:
         self._check_supported()

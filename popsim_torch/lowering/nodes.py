@@ -11,10 +11,12 @@ import torch.fx
 
 from popsim_torch.ir import Attribute, Tensor
 from popsim_torch.ir.offers import Offers
+from popsim_torch.lowering.accumulated import AccumulatedLowering
 from popsim_torch.lowering.emit.builder import BodyBuilder, Builder, Place, Value
 from popsim_torch.lowering.rules.prints import lower_print
 from popsim_torch.lowering.rules.table import RULES
 from popsim_torch.lowering.steps import StepLowering, is_put_there
+from popsim_torch.trace.books.accumulated import ACCUMULATED, KEEP_ACCUMULATED
 from popsim_torch.trace.books.weight_steps import STEP
 from popsim_torch.trace.graph.bodies import (
     CONTROL,
@@ -31,7 +33,7 @@ from popsim_torch.trace.named_graph import NamedGraph
 
 __all__ = ["OWN_TARGETS", "NodeLowering"]
 
-OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL, STEP)
+OWN_TARGETS = (operator.getitem, PRINT, CONSTANT, CONTROL, STEP, ACCUMULATED, KEEP_ACCUMULATED)
 """Functions that nodes call and that are no operators of PyTorch."""
 
 
@@ -42,12 +44,20 @@ class NodeLowering:
         named: The trace.
         offers: Knows which tensors of bodies are requested.
         steps: Adds updates in the middle of an iteration, if there are any.
+        accumulated: Adds accumulations that hooks of the user see; None if nothing is trained.
     """
 
-    def __init__(self, named: NamedGraph, offers: Offers, steps: StepLowering | None) -> None:
+    def __init__(
+        self,
+        named: NamedGraph,
+        offers: Offers,
+        steps: StepLowering | None,
+        accumulated: AccumulatedLowering | None = None,
+    ) -> None:
         self._named = named
         self._offers = offers
         self._steps = steps
+        self._accumulated = accumulated
 
     def lower(self, builder: Builder, node: torch.fx.Node) -> None:
         """Add the ops of a node, and name its result."""
@@ -72,6 +82,9 @@ class NodeLowering:
         if node.target is STEP:
             assert self._steps is not None
             return self._steps.lower(node, place)
+        if node.target in (ACCUMULATED, KEEP_ACCUMULATED):
+            assert self._accumulated is not None
+            return self._accumulated.lower(node, place)
         if is_put_there(node):
             return builder.values[node.args[1]]  # type: ignore[index]
         control = control_of(node, self._named.traced.controls)

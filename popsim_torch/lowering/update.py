@@ -14,8 +14,9 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Attribute, Phase, Program, Role, Tensor, TensorKind, names
+from popsim_torch.ir.map_code import MapCode
 from popsim_torch.lowering.emit.builder import Builder, Place
-from popsim_torch.lowering.emit.maps import cast
+from popsim_torch.lowering.emit.maps import cast, emit_map
 from popsim_torch.lowering.formula import FormulaLowering
 from popsim_torch.lowering.gradient_queues import GradientQueues
 from popsim_torch.lowering.loss_scale import LossScaleLowering
@@ -54,10 +55,31 @@ class UpdateLowering:
         self._states: dict[str, Tensor] = {}
         # The gradient of the latest step, by the parameter's name.
         self._gradients: dict[str, Tensor] = {}
+        # The names of the accumulators that hooks of the user change.
+        self._accumulated: set[str] = set()
 
     def weight(self, parameter: str) -> Tensor:
         """Return the tensor of a parameter on the device."""
         return self._builder.graph.tensors[self._program.parameters[parameter]]
+
+    def accumulate(
+        self, parameter: str, accumulation: Accumulation, gradient: Tensor, place: Place
+    ) -> Tensor:
+        """Accumulate a gradient before the end of the backward pass.
+
+        Args:
+            parameter: The name of the parameter.
+            accumulation: How it is accumulated.
+            gradient: The gradient of a micro-batch.
+            place: The place in the backward pass.
+
+        Returns:
+            The accumulator.
+        """
+        self._gradients[parameter] = gradient
+        self._accumulated.add(accumulation.state.name)
+        self._accumulate(parameter, accumulation, place)
+        return self._state(parameter, accumulation.state)
 
     def step(
         self,
@@ -96,7 +118,7 @@ class UpdateLowering:
                 end, by name.
             elements: The gradients that go into queues.
         """
-        self._gradients |= gradients
+        self._gradients = {**gradients, **self._gradients}
         at_end = [update for update in plan.updates if update.parameter in gradients]
         for update in at_end:
             if self._loss_scale is not None:
@@ -104,7 +126,8 @@ class UpdateLowering:
                 seen = self._builder.graph.as_real(gradient)
                 self._loss_scale.observe(seen, names.gradient(update.parameter))
             for accumulation in update.accumulations:
-                self._accumulate(update.parameter, accumulation)
+                if accumulation.state.name not in self._accumulated:
+                    self._accumulate(update.parameter, accumulation)
         if plan.replicas > 1:
             self._reduce(plan, at_end)
         updates = {update.parameter: update for update in plan.updates}
@@ -144,6 +167,19 @@ class UpdateLowering:
                         f"{len(together)}: {', '.join(one.parameter for one in together)}."
                     )
                 self._by_formula(together, step, named)
+        for update in updates:
+            if update.counter is not None:
+                self._count(update.parameter, update.counter, step, named)
+
+    def _count(self, parameter: str, counter: State, step: Place, named: Collection[str]) -> None:
+        """Count an update of a parameter."""
+        state = self._state(parameter, counter)
+        place = replace(step, name=names.updated(counter.name))
+        code = MapCode()
+        more = code("add", state, 1.0)
+        total = emit_map(self._builder, code, more, state.dtype, tuple(state.shape), place)
+        whole = self._whole(state, place.name, named=parameter in named)
+        self._builder.op("copy", [total], [whole], place=place)
 
     def _by_formula(
         self, updates: Sequence[ParameterUpdate], step: Place, named: Collection[str]

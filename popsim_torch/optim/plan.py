@@ -236,6 +236,9 @@ class ParameterUpdate:
         formula: The graph of the update, for the kind ``formula``. Its inputs are weight, gradient
             and states of each of its parameters, and then ``scalars`` without the last one: the
             factor that gradients contain. Updates of parameters that depend on each other share it.
+        counter: A count of updates that the op itself does not need, but PyTorch has.
+        constants: What the optimizer keeps on the host for the parameter beside numbers and
+            tensors: the path and the value of each.
     """
 
     parameter: str
@@ -248,6 +251,8 @@ class ParameterUpdate:
     clipped: bool = False
     terms: tuple[Term, ...] = ()
     formula: UpdateFormula | None = None
+    counter: State | None = None
+    constants: tuple[tuple[Any, ...], ...] = ()
 
     @property
     def updated_name(self) -> str:
@@ -271,9 +276,14 @@ class ParameterUpdate:
 
     @property
     def all_states(self) -> tuple[State, ...]:
-        """Every state of this parameter, once: the accumulator, if any, and ``states``."""
+        """Every state of this parameter, once: the accumulator, if any, and ``kept``."""
         accumulator = self.accumulator
-        return self.states if accumulator is None else (accumulator, *self.states)
+        return self.kept if accumulator is None else (accumulator, *self.kept)
+
+    @property
+    def kept(self) -> tuple[State, ...]:
+        """The states that the optimizer keeps: ``states``, and the counter, if any."""
+        return self.states if self.counter is None else (*self.states, self.counter)
 
     @property
     def all_scalars(self) -> tuple[Scalar, ...]:
@@ -354,6 +364,7 @@ class OptimizerPlan:
             dataclasses.replace(
                 update,
                 states=tuple(map(empty, update.states)),
+                constants=(),
                 scalars=tuple(map(bare, update.scalars)),
                 accumulations=tuple(
                     dataclasses.replace(
@@ -377,12 +388,20 @@ class OptimizerPlan:
     def as_data(self) -> OptimizerPlan:
         """Return the plan without graphs, as a file holds it: the program has their ops."""
 
+        def plain_path(path: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(int(key) if isinstance(key, int) else key for key in path)
+
         def plain(state: State) -> State:
-            path = tuple(int(key) if isinstance(key, int) else key for key in state.path)
+            path = plain_path(state.path)
             return dataclasses.replace(state, initial_from=None, given=None, path=path)
 
         updates = tuple(
-            dataclasses.replace(update, formula=None, states=tuple(map(plain, update.states)))
+            dataclasses.replace(
+                update,
+                formula=None,
+                states=tuple(map(plain, update.states)),
+                constants=tuple((plain_path(path), value) for path, value in update.constants),
+            )
             for update in self.updates
         )
         return dataclasses.replace(self, updates=updates)

@@ -51,6 +51,7 @@ class Rule:
         centered: RMSprop: subtract the squared mean of the gradients.
         tf_variant: RMSprop as defined by TensorFlow.
         traced: Whether the optimizer's own step is traced.
+        counts: RMSprop: count updates, as ``torch.optim.RMSprop`` does.
     """
 
     type_name: str
@@ -63,6 +64,7 @@ class Rule:
     centered: bool = False
     tf_variant: bool = False
     traced: bool = False
+    counts: bool = False
 
     @property
     def combined(self) -> bool:
@@ -392,9 +394,7 @@ def _adam(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpdate
         target.state("Accl2", rule.second_type),
     ]
     if rule.bias_correction:
-        states.append(
-            State(names.state("Step", target.name), "Step", torch.float32, per_element=False)
-        )
+        states.append(_counter(target))
     scalars = [
         target.scalar("learningRate", lambda lr: lr, "lr"),
         target.scalar("weightDecay", lambda wd: wd, "weight_decay"),
@@ -457,4 +457,10 @@ def _rmsprop(rule: Rule, target: Target, mode: AccumulationMode) -> ParameterUpd
         },
         accumulations=accumulations,
         terms=(Term(names.update_term("AdaptiveUpdater", target.name)),),
+        counter=_counter(target) if rule.counts else None,
     )
+
+
+def _counter(target: Target) -> State:
+    """Return the state that counts updates."""
+    return State(names.state("Step", target.name), "Step", torch.float32, per_element=False)

@@ -408,6 +408,7 @@ def _read_rule(optimizer: torch.optim.Optimizer) -> Rule:
         type_name != "LAMB" or bool(getattr(optimizer, "bias_correction", True)),
         centered.pop(),
         bool(getattr(optimizer, "use_tf_variant", False)),
+        counts=type_name == "RMSPROP" and not isinstance(optimizer, optim.Optimizer),
     )
 
 

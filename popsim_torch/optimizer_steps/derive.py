@@ -16,7 +16,7 @@ import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.optim.formula import InitialValue, UpdateFormula
-from popsim_torch.optim.nested import Path, is_number, leaves
+from popsim_torch.optim.nested import Path, is_number, leaves, path_name
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.compare import (
     depends_on,
@@ -237,10 +237,13 @@ class _Deriver:
         missing = [cell for cell in cells if cell.key not in outcome.cells and not cell.is_flag]
         extra = set(outcome.cells) - {cell.key for cell in cells}
         if missing or extra:
-            names = sorted(str(key[2]) for key in {*extra, *(cell.key for cell in missing)})
+            keys = {*extra, *(cell.key for cell in missing)}
+            names = dict.fromkeys(sorted(repr(path_name(key[2])) for key in keys))
             raise Error(
                 f"The step of {self._source.kind.__name__} adds or removes states after its first "
-                f"run ({', '.join(names)}). On the device, states are the same in every step."
+                f"run ({', '.join(names)}). On the device, states are the same in every step. Make "
+                "all of them in the first step; for the last n gradients, one tensor with n rows "
+                "and a count."
             )
         weights = [
             weight.to(slot.dtype) for weight, slot in zip(outcome.weights, self._slots, strict=True)
@@ -326,6 +329,11 @@ class _Deriver:
             chosen,
             tuple(keys),
             tuple({repr(one): one for one in self._runs.noted}.values()),
+            tuple(
+                (slot, path, value)
+                for (slot, owner, path), value in self._runs.constants.items()
+                if not owner and isinstance(value, (str, bool, type(None)))
+            ),
         )
 
 

@@ -14,7 +14,7 @@ from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.functions import StepFunctions
 from popsim_torch.optimizer_steps.numbers import MOST_PATHS, Choices, Known, StepNumber
-from popsim_torch.optimizer_steps.source import Slot, changed_attributes, rebuilt
+from popsim_torch.optimizer_steps.source import Slot, changed_attributes, check_containers, rebuilt
 from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
@@ -130,6 +130,7 @@ class StepRuns:
         optimizer = rebuilt(self._source, self._slots, weights, hyper, attributes, kept)
         with StepFunctions(choices) as mode:
             type(optimizer).step(optimizer)
+        check_containers(self._source, optimizer)
         self.reads_shapes = self.reads_shapes or mode.reads_shapes
         return self._outcome(optimizer, weights, hyper, attributes, kept)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +16,13 @@ from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.numbers import StepNumber
 
-__all__ = ["Slot", "changed_attributes", "check_attributes", "rebuilt"]
+__all__ = ["Slot", "changed_attributes", "check_attributes", "check_containers", "rebuilt"]
 
 # Groups say how to compute: what a program decides itself.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
+
+
+_CONTAINERS = (list, dict, set, deque)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def rebuilt(
         states: The states.
     """
     optimizer: Any = object.__new__(source.kind)
-    vars(optimizer).update(source.attributes)
+    vars(optimizer).update({name: _apart(value) for name, value in source.attributes.items()})
     for path, value in attributes.items():
         vars(optimizer)[path[0]] = value
     optimizer.state = states
@@ -89,6 +94,42 @@ def changed_attributes(source: StepSource, optimizer: torch.optim.Optimizer) -> 
     return changed
 
 
+def _apart(value: Any) -> Any:
+    """Return a copy of a container, with the same content: a traced step must not fill it."""
+    if type(value) is list:
+        return list(map(_apart, value))
+    if type(value) is dict:
+        return {key: _apart(item) for key, item in value.items()}
+    return copy.copy(value) if isinstance(value, (set, deque, OrderedDict, defaultdict)) else value
+
+
+def check_containers(source: StepSource, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a step that has filled a container which is an attribute.
+
+    Args:
+        source: The optimizer before the step.
+        optimizer: The copy that has made the step.
+
+    Raises:
+        Error: The container holds tensors of the trace, or it grows.
+    """
+    for name, value in vars(optimizer).items():
+        if name in ("state", "param_groups", "defaults") or not isinstance(value, _CONTAINERS):
+            continue
+        before = source.attributes.get(name)
+        held = [leaf for _, leaf in leaves(list(value) if isinstance(value, deque) else value)]
+        tensors = any(isinstance(leaf, torch.Tensor) for leaf in held)
+        grows = not isinstance(value, dict) and len(value) != len(before or ())
+        if tensors or grows:
+            raise Error(
+                f"The step of {source.kind.__name__} changes its attribute '{name}', a "
+                f"{type(value).__name__}: it {'keeps tensors' if tensors else 'grows'} there. On "
+                "the device, what a step leaves to the next one has fixed names and shapes. Keep "
+                "it in self.state[parameter], as tensors that the first step makes; for the last n "
+                "gradients, one tensor with n rows and a count."
+            )
+
+
 def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> None:
     """Refuse an optimizer that keeps tensors of its model in attributes.
 
@@ -104,7 +145,8 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
                 raise Error(
                     f"{source.kind.__name__} keeps a tensor inside of its attribute '{name}', "
                     f"{'a list' if isinstance(value, list) else 'a container'}. The device knows "
-                    "tensors in self.state, and those that are attributes themselves."
+                    "tensors in self.state, and those that are attributes themselves. Keep it in "
+                    "self.state[parameter]."
                 )
             if id(leaf) in own:
                 raise Error(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.fx
 
+from popsim_torch.ir import names
 from popsim_torch.optim.formula import InitialValue, UpdateFormula
 from popsim_torch.optim.nested import Path, path_name
 from popsim_torch.optimizer_steps.compare import depends_on, results_of
@@ -58,9 +60,16 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name of the cell without its parameter: its path in the state."""
-        if not self.owner or self.is_flag:
-            return path_name(self.path)
+        """The name of the cell without its parameter: its path in the state.
+
+        It begins with ``state`` if it would be the name of another tensor of the program.
+        """
+        if self.is_flag:
+            return FLAG
+        if not self.owner:
+            name = path_name(self.path)
+            taken = name == FLAG or names.is_reserved(names.state(name, ""))
+            return f"state.{name}" if taken else name
         if self.owner == "group":
             return f"group.{path_name(self.path[1])}"
         return f"{'optimizer' if self.owner == 'attribute' else 'state'}.{path_name(self.path)}"
@@ -82,6 +91,7 @@ class TracedStep:
         hyper_parameters: The keys of the numbers that the formula reads, in its order.
         all_hyper_parameters: The keys of the numbers that initial values are computed from.
         noted: The conditions on hyper-parameters with their answers.
+        constants: What else is in the states: slot, path and value of each.
     """
 
     slots: tuple[Slot, ...]
@@ -90,6 +100,7 @@ class TracedStep:
     hyper_parameters: tuple[tuple[int, Path], ...]
     all_hyper_parameters: tuple[tuple[int, Path], ...]
     noted: tuple[tuple[Known, object], ...]
+    constants: tuple[tuple[int, Path, Any], ...] = ()
 
     def holds(self, values: Mapping[tuple[int, Path], float]) -> bool:
         """Return whether a step with other hyper-parameters would be the same."""

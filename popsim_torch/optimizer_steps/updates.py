@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from popsim_torch.errors import Error
 from popsim_torch.lowering.formula import is_elementwise
 from popsim_torch.optim.nested import Path, leaves, path_name
 from popsim_torch.optim.plan import ParameterUpdate, Scalar, State
@@ -119,6 +120,7 @@ class _Updates:
         if step.formula.any_shape:
             nodes = step.formula.graph_module.graph.nodes
             shaped = len(slots) > 1 or not slots[0].shape
+            shaped |= any(cell.shape not in ((), slots[0].shape) for cell in step.cells[0])
             calls = [node for node in nodes if node.op in ("call_function", "get_attr")]
             if shaped or not all(map(is_elementwise, calls)):
                 formula = dataclasses.replace(step.formula, any_shape=False)
@@ -166,9 +168,23 @@ class _Updates:
                     attributes={"rule": digest},
                     accumulations=accumulations,
                     formula=step.formula,
+                    constants=tuple((path, x) for one, path, x in step.constants if one == slot),
                 )
             )
+            self._check_names(states)
         return updates
+
+    def _check_names(self, states: Sequence[State]) -> None:
+        """Refuse two states with the same name."""
+        found: dict[str, State] = {}
+        for state in states:
+            other = found.setdefault(state.kind, state)
+            if other is not state:
+                raise Error(
+                    f"{self._source.kind.__name__} keeps two states that the device calls "
+                    f"'{state.kind}': {other.path} and {state.path} (keys are joined with dots). "
+                    "Rename one of them."
+                )
 
     def _state(
         self,

@@ -18,7 +18,7 @@ import torch
 
 __all__ = [
     "gradient_hooks",
-    "has_hooks_behind",
+    "hooks_behind",
     "pose_as_parameter",
     "storage_key",
     "version_of",
@@ -35,9 +35,9 @@ def gradient_hooks(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
     return list((tensor._backward_hooks or {}).values())
 
 
-def has_hooks_behind(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has hooks that run after the accumulation of its gradient."""
-    return bool(tensor._post_accumulate_grad_hooks)
+def hooks_behind(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
+    """Return the hooks that run after the accumulation of a tensor's gradient, in order."""
+    return list((tensor._post_accumulate_grad_hooks or {}).values())
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -77,7 +77,6 @@ class _Tracer:
         self._mode = TraceMode(allow_fallback_kernels=False, allow_non_fake_inputs=True)
         module = request.module
         self._parameters = dict(module.named_parameters())
-        self._hooks = ParameterHooks(self._parameters)
         self._buffers = dict(module.named_buffers())
         self._names: list[str] = [*self._parameters, *self._buffers]
         self._fakes: list[torch.Tensor] = []
@@ -98,6 +97,13 @@ class _Tracer:
             self._result,
             request.module_scopes,
             request.location_excludes,
+        )
+        self._hooks = ParameterHooks(
+            self._parameters,
+            self._recorder,
+            request.stages,
+            request.micro_batches,
+            request.mean,
         )
 
     def run(self) -> TraceResult:
@@ -178,6 +184,7 @@ class _Tracer:
             self._loop = self._recorder.begin_loop(
                 self._request.body, {name: state[name] for name in self._parameters}, flat[-1]
             )
+            self._loop.behind = self._hooks
         outputs = self._forward(state, inputs)
         self._recorder.control_flow.check(outputs)
         if self._loop is not None:
@@ -186,7 +193,6 @@ class _Tracer:
             training = self._request.training
             gradients = self._backward(state, flat[-1], outputs) if training else []
         self._recorder.end()
-        self._hooks.warn(state, self._result.gradients)
         return [*outputs, *gradients]
 
     def _forward(
@@ -295,12 +301,31 @@ class _Tracer:
         _check_not_accumulated({name: state[name] for name in names})
         with followed.backward_of(loss), self._recorder.values:
             seed = loss_scale.to(loss.dtype).reshape(loss.shape)
-            gradients = torch.autograd.grad(
+            of_batch = torch.autograd.grad(
                 loss, [state[name] for name in names], seed, allow_unused=True
             )
+            gradients = self._behind_accumulation(state, names, of_batch)
         found = [(n, g) for n, g in zip(names, gradients, strict=True) if g is not None]
         self._result.gradients = [name for name, _ in found]
         return [gradient for _, gradient in found]
+
+    def _behind_accumulation(
+        self,
+        state: Mapping[str, torch.Tensor],
+        names: Sequence[str],
+        gradients: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor | None]:
+        """Run the hooks behind the accumulation of gradients; return what updates get."""
+        results = []
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is not None and self._hooks.has_behind(name, state[name]):
+                result = self._hooks.accumulate(name, state[name], gradient)
+                at_once = self._request.micro_batches == 1
+                if at_once and result is not None and result is not gradient:
+                    result = self._recorder.gradients.changed(name, result)
+                gradient = result
+            results.append(gradient)
+        return results
 
 
 def _is_observed() -> bool:

@@ -73,56 +73,6 @@ def test_a_hook_that_reads_values_is_refused(train):
         train(Model([lambda g: print(g.norm().item())]))
 
 
-def in_a_loop(model):
-    optimizer, queue = momentum(model), poptorch.InfeedQueue(batches())
-
-    def body(x, y):
-        optimizer.zero_grad()
-        model(x, y).backward()
-        optimizer.step()
-
-    poptorch.function(lambda: poptorch.repeat(3, body, infeed=queue))()
-
-
-@pytest.mark.parametrize("train", [calls, fits, in_a_loop])
-def test_a_hook_behind_accumulation_is_told_once_with_the_parameter(train, caplog):
-    model = Model([])
-    model.last.bias.register_post_accumulate_grad_hook(lambda parameter: None)
-    train(model)
-    (line,) = (one.message for one in caplog.records if "post_accumulate" in one.message)
-    assert "no effect on the parameter '" in line and "last.bias': the device" in line
-    assert "Use parameter.register_hook" in line
-
-
-def test_hooks_behind_accumulation_are_told_in_one_line(caplog):
-    model = Model([])
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda parameter: None)
-    calls(model)
-    (line,) = (one.message for one in caplog.records if "post_accumulate" in one.message)
-    assert "'first.weight', 'first.bias', 'last.weight' and 1 more: the device" in line
-
-
-def test_a_hook_behind_accumulation_that_forward_registers_is_told(caplog):
-    class Registers(Model):
-        def forward(self, x, y):
-            self.last.weight.register_post_accumulate_grad_hook(lambda parameter: None)
-            return super().forward(x, y)
-
-    calls(Registers([]))
-    (line,) = (one.message for one in caplog.records if "post_accumulate" in one.message)
-    assert "parameter 'last.weight': the device" in line
-
-
-def test_hooks_behind_accumulation_that_nothing_would_call_are_not_told(caplog):
-    model = Model([])
-    model.last.bias.register_post_accumulate_grad_hook(lambda parameter: None)
-    poptorch.inferenceModel(model, make_options())(*batches()[0])
-    model.last.bias.requires_grad_(False)
-    calls(model)
-    assert not [one for one in caplog.records if "post_accumulate" in one.message]
-
-
 def test_inference_asks_no_hook():
     model = Model([lambda g: g * float("nan")])
     (batch, *_) = batches()

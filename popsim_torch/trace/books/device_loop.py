@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -118,6 +118,19 @@ class DeviceLoopOptimizers:
     optimizers: Sequence[torch.optim.Optimizer]
 
 
+class HooksBehind(Protocol):
+    """Runs the hooks that parameters have behind the accumulation of gradients."""
+
+    def run_in_loop(self, name: str, traced: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Run the hooks of a parameter.
+
+        Args:
+            name: The name of the parameter.
+            traced: The traced parameter, with the accumulated gradient.
+            gradient: The gradient that was added last.
+        """
+
+
 @dataclass
 class DeviceLoopTrace:
     """The effects of a loop's body on gradients and weights, recorded during its trace.
@@ -136,6 +149,7 @@ class DeviceLoopTrace:
             read after it. The other steps run at the end of the iteration.
         computed_outside: Tensors that the function computed from weights outside of the loop.
         called: The modules that the body calls, by id.
+        behind: Runs the hooks that parameters have behind the accumulation of gradients.
     """
 
     request: DeviceLoopOptimizers
@@ -150,6 +164,7 @@ class DeviceLoopTrace:
     staying: dict[int, str] = field(default_factory=dict)
     computed_outside: list[torch.Tensor] = field(default_factory=list)
     called: dict[int, nn.Module] = field(default_factory=dict)
+    behind: HooksBehind | None = None
     _left: LeftGradients = field(default_factory=LeftGradients)
     _unread: dict[int, torch.Tensor] = field(default_factory=dict)
     _backward_line: str = ""
@@ -212,6 +227,12 @@ class DeviceLoopTrace:
                 create_graph=create_graph,
                 allow_unused=True,
             )
+            self._accumulate(leaves, found)
+
+    def _accumulate(
+        self, leaves: Sequence[torch.Tensor], found: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Add gradients to those of the leaves, and call the hooks behind it."""
         for leaf, new in zip(leaves, found, strict=True):
             if new is not None:
                 if any(leaf is one for one in self.computed_outside):
@@ -225,6 +246,9 @@ class DeviceLoopTrace:
                 leaf.grad = new if before is None else before + new
                 self._unread[id(leaf)] = leaf.grad
                 self._left.add(leaf, self._backward_line)
+                name = self._names.get(id(leaf))
+                if name is not None and self.behind is not None:
+                    self.behind.run_in_loop(name, leaf, new)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

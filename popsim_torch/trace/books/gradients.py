@@ -17,7 +17,7 @@ from popsim_torch.trace.books.gradient_sums import place_sums
 from popsim_torch.trace.books.gradient_uses import watch_uses
 from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.bodies import with_bodies
-from popsim_torch.trace.graph.markers import PRINT, mark
+from popsim_torch.trace.graph.markers import MARK, PRINT, mark
 from popsim_torch.trace.graph.origin import note_gradient, note_kept, set_origin, user_line
 from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
@@ -129,6 +129,25 @@ class Gradients:
             handle, named = self._naming[place]
             handle.remove()
             self._register(unwrapped(tensor), named)
+
+    def changed(self, parameter: str, gradient: torch.Tensor) -> torch.Tensor:
+        """Name the gradient of a parameter after hooks behind the backward pass; return it.
+
+        Args:
+            parameter: The name of the parameter.
+            gradient: The gradient after the hooks.
+        """
+        keys = [key for key, name in self._result.parameter_of.items() if name == parameter]
+        before = [
+            node
+            for node in (() if self._graph is None else self._graph.nodes)
+            if node.target is MARK and node.args[1] in keys
+        ]
+        for node in before:
+            source: Any = node.args[0]
+            node.replace_all_uses_with(source)
+            node.graph.erase_node(node)
+        return mark(gradient, keys[0])
 
     # Losses.
 

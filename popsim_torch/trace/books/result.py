@@ -39,6 +39,8 @@ class TraceRequest:
         replica_groups: For each parameter that differs between groups of replicas: the group of
             each replica, by name. The parameter's first axis is that of the groups, and forward
             sees the value of one.
+        micro_batches: The micro-batches whose gradients the device adds up for one update.
+        mean: Whether the update divides their sum by their number.
     """
 
     module: nn.Module
@@ -52,6 +54,8 @@ class TraceRequest:
     input_names: tuple[str, ...] = ()
     body: DeviceLoopOptimizers | None = None
     replica_groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    micro_batches: int = 1
+    mean: bool = True
 
 
 @dataclass(frozen=True)
