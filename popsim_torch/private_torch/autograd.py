@@ -1,7 +1,8 @@
-"""The order of autograd's nodes: the order of the operations whose gradients they compute.
+"""Autograd's nodes: their order, and the one that is at work.
 
 Why: ``torch.autograd.graph.Node`` has its name and its next nodes, but not the order in which the
-operations of forward ran. That order determines the order in which gradients are added.
+operations of forward ran. That order determines the order in which gradients are added. There is no
+public way to ask whether an operator is called by PyTorch's own code for a gradient.
 
 Checked: 2.13.
 """
@@ -10,7 +11,16 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["sequence_number"]
+import torch
+from torch.autograd.function import BackwardCFunction
+
+__all__ = ["is_in_own_gradient", "sequence_number"]
+
+
+def is_in_own_gradient() -> bool:
+    """Return whether a gradient of one of PyTorch's own operators is being computed."""
+    node: Any = torch._C._current_autograd_node()
+    return node is not None and not isinstance(node, BackwardCFunction)
 
 
 def sequence_number(node: Any) -> int:

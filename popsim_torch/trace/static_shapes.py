@@ -114,5 +114,5 @@ def _cov(
     if aweights is not None and correction != 0:
         norm = total - correction * (given * aweights).sum() / total
     x = x - ((x * given).sum(1) / total).unsqueeze(1)
-    result: torch.Tensor = torch.mm(x, (x * given).t()) / norm.clamp(min=0)
+    result: torch.Tensor = torch.mm(x, (x * given).t().conj()) / norm.clamp(min=0)
     return result.squeeze()

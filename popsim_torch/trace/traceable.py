@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from popsim_torch.trace.complex_calls import complex_call
 from popsim_torch.trace.ctc import ctc_call
 from popsim_torch.trace.cumprod import cumprod_call
 from popsim_torch.trace.graph.device import DEVICE
@@ -143,4 +144,9 @@ def traceable_call(
     if func is torch.Tensor.polygamma_:  # PyTorch has no rule that removes its change in place
         return functools.partial(_polygamma_, *args, **kwargs)
     grouped = grouped_call(getattr(func, "__name__", ""), args, kwargs)
-    return grouped or static_call(func, args, kwargs) or functional_call(func, args, kwargs)
+    return (
+        grouped
+        or complex_call(func, args, kwargs)
+        or static_call(func, args, kwargs)
+        or functional_call(func, args, kwargs)
+    )

@@ -6,12 +6,22 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.coverage.cases import DTYPES, KINDS, all_cases
+from tests.coverage.cases import DTYPES, KINDS, Case, all_cases
+from tests.coverage.outcome import Outcome
 from tests.coverage.page import rows_of, written
 from tests.coverage.run import Result, run_cases
+
+
+def _results_in(path: Path) -> Iterator[Result]:
+    """Yield the results that an earlier run has written."""
+    for line in path.read_text().splitlines():
+        case, number, shapes, outcome = json.loads(line).values()
+        ops, foreign = map(tuple, (outcome.pop("ops"), outcome.pop("foreign")))
+        yield Result(Case(**case), number, shapes, Outcome(**outcome, ops=ops, foreign=foreign))
 
 
 def main() -> None:
@@ -26,6 +36,9 @@ def main() -> None:
     parser.add_argument("--groups", default="ops,modules")
     parser.add_argument("--out", type=Path, default=Path("build/coverage.jsonl"))
     parser.add_argument("--page", type=Path, help="the page to write; it needs all cases")
+    parser.add_argument(
+        "--with", type=Path, nargs="*", default=[], dest="others", help="files of other cases"
+    )
     given = parser.parse_args()
     cases = [
         case
@@ -36,7 +49,7 @@ def main() -> None:
         and case.group in given.groups.split(",")
     ]
     begun = time.perf_counter()
-    results: list[Result] = []
+    results = [result for path in given.others for result in _results_in(path)]
     given.out.parent.mkdir(parents=True, exist_ok=True)
     with given.out.open("w") as file:
 
@@ -47,7 +60,7 @@ def main() -> None:
 
         run_cases(cases, found, most=given.most, processes=given.processes, seconds=given.seconds)
     if given.page is not None:
-        given.page.write_text(written(rows_of(results)))
+        given.page.write_text(written(rows_of(results), given.most))
     print(f"{len(cases)} cases in {time.perf_counter() - begun:.0f} s: {given.out}")
 
 

@@ -53,7 +53,8 @@ class Call:
         """Return new tensors with the values of the call.
 
         Args:
-            dtype: The dtype of floating-point numbers; None: as they are.
+            dtype: The dtype of floating-point numbers, and of the parts of complex numbers; None:
+                as they are.
         """
         return [_copied(value, dtype) for value in self.given]
 
@@ -88,16 +89,16 @@ def out_of_scope(tensors: Sequence[torch.Tensor]) -> str:
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             return "sparse"
-        if tensor.is_complex():
-            return "complex"
+        if tensor.dtype == torch.complex32:
+            return "half complex"
     return ""
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     """Return a leaf with the values, strides and ``requires_grad`` of a tensor."""
     value = tensor.detach()
-    if dtype is not None and value.is_floating_point():
-        copy = value.to(dtype, copy=True)
+    if dtype is not None and is_inexact(value):
+        copy = value.to(dtype.to_complex() if value.is_complex() else dtype, copy=True)
     elif 0 in value.stride():
         copy = value.clone()
     else:
@@ -106,15 +107,25 @@ def _copied(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return copy.requires_grad_(tensor.requires_grad)
 
 
+def is_inexact(tensor: torch.Tensor) -> bool:
+    """Return whether the values are floating-point or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def parts(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the real and imaginary parts of complex values; other values as they are."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
 def tensor_leaves(value: Any) -> list[torch.Tensor]:
     """Return the tensors of a result."""
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def weighted(result: Any) -> Any:
-    """Return a sum of all floating-point results, each value with a weight of its own."""
+    """Return a sum of all inexact results, each value and each part with a weight of its own."""
     total: Any = 0.0
-    for leaf in tensor_leaves(result):
+    for leaf in map(parts, tensor_leaves(result)):
         if leaf.is_floating_point() and leaf.requires_grad:
             numbers = torch.arange(1, leaf.numel() + 1, dtype=torch.float32, device=leaf.device)
             weights = (numbers * 0.7548).frac() + 0.5

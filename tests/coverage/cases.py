@@ -21,8 +21,10 @@ DTYPES = {
     "int64": torch.int64,
     "uint8": torch.uint8,
     "bool": torch.bool,
+    "complex64": torch.complex64,
 }
 KINDS = ("forward", "in place", "gradient")
+WITH_GRADIENT = ("float32", "complex64")
 
 
 def _unseeded(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -65,11 +67,9 @@ def all_cases() -> Iterator[Case]:
             if held not in op.dtypes:
                 continue
             yield Case("ops", name, dtype, "forward")
-            if dtype != "float32":
-                continue
-            if op.inplace_variant is not None:
+            if dtype == "float32" and op.inplace_variant is not None:
                 yield Case("ops", name, dtype, "in place")
-            if op.supports_autograd:
+            if dtype in WITH_GRADIENT and op.supports_autograd and held in op.backward_dtypes:
                 yield Case("ops", name, dtype, "gradient")
     for name in MODULES:
         yield Case("modules", name, "float32", "forward")
@@ -117,13 +117,13 @@ def _module_calls(case: Case) -> Iterator[Call]:
 def chosen_calls(case: Case, most: int | None) -> list[tuple[int, Call]]:
     """Return numbered calls of a case: at most so many, seeded; None for all.
 
-    Of other dtypes than float32 it is at most one.
+    Of dtypes without gradients it is at most one.
     """
     torch.manual_seed(0)
     random.seed(0)
     made = _op_calls(case) if case.group == "ops" else _module_calls(case)
     found = list(enumerate(made))
-    if most is not None and case.dtype != "float32":
+    if most is not None and case.dtype not in WITH_GRADIENT:
         most = 1
     if most is None or len(found) <= most:
         return found

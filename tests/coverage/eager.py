@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
-from tests.coverage.call import Call, out_of_scope, tensor_leaves, weighted
+from tests.coverage.call import Call, out_of_scope, parts, tensor_leaves, weighted
 from tests.coverage.outcome import Outcome
 
 _DYNAMIC = (DataDependentOutputException, DynamicOutputShapeException)
@@ -135,7 +135,7 @@ def is_random(call: Call) -> bool:
 
     def drawn(seed: int) -> list[torch.Tensor]:
         torch.manual_seed(seed)
-        return [result.nan_to_num() for result in results(call)]
+        return [parts(result).nan_to_num() for result in results(call)]
 
     try:
         first = drawn(0)

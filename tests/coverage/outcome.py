@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NOTHING_TO_COMPARE = {
-    "complex": "complex numbers",
+    "half complex": "complex numbers of half precision",
     "sparse": "sparse, quantised or nested tensors",
     "python": "no tensor is returned",
     "constant": "no gradient",
@@ -27,9 +27,11 @@ class Outcome:
         reason: What happened.
         known: Whether the trace had to know the values of integers.
         ops: The ops of the device, by name.
+        foreign: PyTorch's operators that a file may not name.
     """
 
     kind: str
     reason: str = ""
     known: bool = False
     ops: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()

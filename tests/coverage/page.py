@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.coverage.cases import DTYPES, KINDS, Case
+from popsim_torch.files.operators import REFUSED
+from tests.coverage.cases import DTYPES, KINDS, WITH_GRADIENT, Case
 from tests.coverage.outcome import NOTHING_TO_COMPARE, Outcome
 from tests.coverage.run import ROOT, Result
 
@@ -18,6 +19,8 @@ GOALS = {
     ("ops", "forward"): 0.99,
     ("ops", "in place"): 0.99,
     ("ops", "gradient"): 0.98,
+    ("ops", "complex forward"): 0.98,
+    ("ops", "complex gradient"): 0.98,
     ("modules", "forward"): 1.0,
     ("modules", "gradient"): 1.0,
 }
@@ -28,7 +31,9 @@ _BY_DESIGN = {
     "bincount": "numbers after the last bin of `minlength` are not counted",
 }
 _TITLES = {"ops": "Operators", "modules": "Modules"}
-_COLUMNS = ("runs as", "dtypes", *KINDS, "limits")
+ANSWERS = (*KINDS, "complex forward", "complex gradient")
+"""The columns that say yes or no."""
+_COLUMNS = ("runs as", "dtypes", *ANSWERS, "limits")
 
 _INTRO = """\
 # PyTorch's operators
@@ -36,8 +41,9 @@ _INTRO = """\
 PyTorch tests its own operators and modules with two databases, which have arguments for calls of
 each (`op_db` and `module_db` in `torch.testing`). `make coverage-ops` makes these calls in models
 on the device, compares them with eager PyTorch on the CPU, and writes this page. An operator agrees
-if all of its calls do, in structure, shapes, dtypes and values. Gradients are those of all
-arguments and parameters that have one, in a training model.
+if all of its calls do, in structure, shapes, dtypes and values{calls}. Gradients are those of all
+arguments and parameters that have one, in a training model. *Forward*, *in place* and *gradient*
+are of float32, *complex* of complex64.
 
 {totals}
 
@@ -52,6 +58,8 @@ These rules hold for all:
   an operator reads before it runs.
 * Drawn numbers are compared by the means of many calls. Dropout is off in an inference model,
   whatever its arguments say.
+* Complex numbers are complex64, and there are none of half precision: what gives them in eager
+  PyTorch is refused. [Complex numbers](complex.md) has the rules.
 * Sparse, quantised and nested tensors are refused.
 
 *Runs as* says whether results come from ops of the device (native), from PyTorch's kernel inside
@@ -84,15 +92,15 @@ def status(outcomes: Sequence[Outcome]) -> str:
 
 def is_failure(outcome: Outcome) -> bool:
     """Return whether a call does not agree although it could be compared."""
+    if not REFUSED.keys() >= set(outcome.foreign):
+        return True
     return outcome.kind != "works" and outcome.kind not in NOTHING_TO_COMPARE
 
 
 def judged(case: Case, outcome: Outcome) -> Outcome:
     """Return an outcome, with the differences that are meant."""
     if outcome.kind == "differs" and case.name in _BY_DESIGN:
-        return Outcome("works", _BY_DESIGN[case.name], outcome.known, outcome.ops)
-    if outcome.kind == "error" and "complex" in outcome.reason:
-        return Outcome("complex", outcome.reason)
+        return replace(outcome, kind="works", reason=_BY_DESIGN[case.name])
     return outcome
 
 
@@ -110,10 +118,15 @@ def rows_of(results: Iterable[Result]) -> list[Row]:
     ]
 
 
+def column_of(case: Case) -> str:
+    """Return the column with the answer for a case; "dtypes" lists those without their own."""
+    if case.dtype not in WITH_GRADIENT:
+        return "dtypes"
+    return case.kind if case.dtype == "float32" else f"complex {case.kind}"
+
+
 def _cells(cases: dict[Case, list[Outcome]]) -> dict[str, str]:
-    kinds = {
-        case.kind: status(outcomes) for case, outcomes in cases.items() if case.dtype == "float32"
-    }
+    answers = {column_of(case): status(outcomes) for case, outcomes in cases.items()}
     agreeing = {
         case.dtype
         for case, outcomes in cases.items()
@@ -122,7 +135,7 @@ def _cells(cases: dict[Case, list[Outcome]]) -> dict[str, str]:
     return {
         "runs as": _runs_as(cases),
         "dtypes": ", ".join(dtype for dtype in DTYPES if dtype in agreeing),
-        **{kind: kinds.get(kind, NOTHING) for kind in KINDS},
+        **{column: answers.get(column, NOTHING) for column in ANSWERS},
         "limits": "; ".join(_limits(cases)),
     }
 
@@ -131,7 +144,8 @@ def _runs_as(cases: dict[Case, list[Outcome]]) -> str:
     """Return who computes the results: of float32, if there are any."""
     ops: set[str] = set()
     for case, outcomes in sorted(cases.items(), key=lambda item: list(DTYPES).index(item[0].dtype)):
-        ops.update(op for outcome in outcomes for op in outcome.ops)
+        if case.kind != "gradient":
+            ops.update(op for outcome in outcomes for op in outcome.ops)
         if ops and case.dtype != "float32":
             break
     ops -= {"anchor", "copy"}  # they hand results over
@@ -145,21 +159,29 @@ def _runs_as(cases: dict[Case, list[Outcome]]) -> str:
 def _limits(cases: dict[Case, list[Outcome]]) -> Iterator[str]:
     outcomes = [outcome for found in cases.values() for outcome in found]
     kinds = Counter(outcome.kind for outcome in outcomes)
-    for kind in ("dynamic", "complex", "sparse", "python"):
+    for kind in ("dynamic", "half complex", "sparse", "python"):
         if kinds[kind]:
             yield NOTHING_TO_COMPARE[kind]
     if any(outcome.known and outcome.kind == "works" for outcome in outcomes):
         yield "some integers have to be known"
     yield from sorted({o.reason for o in outcomes if o.kind == "works" and o.reason})
+    if any(outcome.foreign for outcome in outcomes):
+        yield "`poptorch.load` refuses it"
+    failures: dict[str, list[str]] = {}
     for case, found in cases.items():
-        for outcome in filter(is_failure, found):
-            where = case.kind if case.dtype == "float32" else case.dtype
-            yield f"{where}: {short(outcome)}"
-            return
+        column = column_of(case)
+        where = case.dtype if column == "dtypes" else column
+        for text in {short(outcome): None for outcome in found if is_failure(outcome)}:
+            failures.setdefault(text, []).append(where)
+    for text, places in failures.items():
+        yield f"{', '.join(places)}: {text}"
 
 
 def short(outcome: Outcome) -> str:
     """Return a reason in a few words, without files and lines."""
+    unlisted = ", ".join(set(outcome.foreign) - REFUSED.keys())
+    if outcome.kind == "works" and unlisted:
+        return f"no list of files/operators.py has {unlisted}"
     text = re.sub(r"'poptorch_\w+': |( at)? ?\(?/[\w/.-]+\.py:\d+\)?", "", outcome.reason)
     text = re.split(r"(?<=[^.])\. |\n", text)[0].strip().rstrip(".")
     text = text.replace("|", "\\|")
@@ -170,20 +192,26 @@ def totals_of(rows: Iterable[Row]) -> dict[tuple[str, str], tuple[int, int]]:
     """Return for each group and kind how many rows agree, and how many were compared."""
     counts: dict[tuple[str, str], Counter[str]] = {key: Counter() for key in GOALS}
     for row in rows:
-        for kind in KINDS:
-            if (row.group, kind) in counts:
-                counts[row.group, kind][row.cells[kind]] += 1
+        for column in ANSWERS:
+            if (row.group, column) in counts:
+                counts[row.group, column][row.cells[column]] += 1
     return {key: (found[YES], found[YES] + found[NO]) for key, found in counts.items()}
 
 
-def written(rows: Sequence[Row]) -> str:
-    """Return the page."""
+def written(rows: Sequence[Row], most: int | None = None) -> str:
+    """Return the page.
+
+    Args:
+        rows: What was measured.
+        most: The most calls that were made of a case; None if all were.
+    """
+    calls = "" if most is None else f" (here: at most {most} of them, drawn once)"
     lines = ["| | agree | compared | share |", "|---|---|---|---|"]
     for (group, kind), (agree, compared) in totals_of(rows).items():
         share = f"{agree / compared:.1%}" if compared else NOTHING
         lines.append(f"| {_TITLES[group]}, {kind} | {agree} | {compared} | {share} |")
     dtypes = f"{', '.join(list(DTYPES)[:-1])} and {list(DTYPES)[-1]}"
-    parts = [_INTRO.format(totals="\n".join(lines), dtypes=dtypes)]
+    parts = [_INTRO.format(totals="\n".join(lines), dtypes=dtypes, calls=calls)]
     for group, title in _TITLES.items():
         parts.append(f"## {title}\n")
         parts.append(f"| name | {' | '.join(_COLUMNS)} |")

@@ -14,11 +14,13 @@ from tests.coverage.cases import DTYPES, MODULES, OPS, all_cases, chosen_calls, 
 from tests.coverage.compare import values_problem
 from tests.coverage.outcome import Outcome
 from tests.coverage.page import (
+    ANSWERS,
     GOALS,
     NO,
     NOTHING,
     PAGE,
     YES,
+    column_of,
     is_failure,
     judged,
     read,
@@ -36,8 +38,9 @@ CELLS = {(row.group, row.name): row.cells for row in ROWS}
 def agrees(case) -> bool:
     """Whether the page says that a case agrees."""
     cells = CELLS[case.group, case.name]
-    if case.dtype == "float32":
-        return cells[case.kind] == YES
+    column = column_of(case)
+    if column in ANSWERS:
+        return cells[column] == YES
     return case.dtype in cells["dtypes"].split(", ")
 
 

@@ -11,9 +11,10 @@ from torch import nn
 
 import popsim_torch as poptorch
 from popsim_torch.errors import InternalError
+from popsim_torch.files.operators import foreign_operators
 from popsim_torch.ir import walk_all
 from tests.coverage import eager
-from tests.coverage.call import Call, tensor_leaves, weighted
+from tests.coverage.call import Call, is_inexact, tensor_leaves, weighted
 from tests.coverage.compare import draws_problem, types_problem, values_problem
 from tests.coverage.outcome import Outcome
 
@@ -42,7 +43,7 @@ class _Model(nn.Module):
             if gradient and value.requires_grad:
                 self.register_parameter(f"w{i}", nn.Parameter(value.detach()))
                 self._places.append(f"w{i}")
-            elif known and not value.is_floating_point():
+            elif known and not is_inexact(value):
                 self.register_buffer(f"k{i}", value)
                 self._places.append(f"k{i}")
             else:
@@ -75,7 +76,13 @@ def _forward(call: Call, expected: list[torch.Tensor], drawn: bool, known: bool)
         # Dropout is off in an inference model, whatever the call says.
         trained = _run_forward(call, expected, drawn=drawn, known=known, trained=True)
         if trained.kind == "works":
-            return Outcome("works", "dropout is on in training models only", known, trained.ops)
+            return Outcome(
+                "works",
+                "dropout is on in training models only",
+                known,
+                trained.ops,
+                trained.foreign,
+            )
     return outcome
 
 
@@ -94,7 +101,11 @@ def _run_forward(
         found = tensor_leaves(executor(*model.arguments))
         if not trained:
             return found
-        return [a.reshape(e.shape) for a, e in zip(found, expected, strict=False)]
+        same = [a.numel() == e.numel() for a, e in zip(found, expected, strict=False)]
+        return [
+            a.reshape(e.shape) if fits else a
+            for a, e, fits in zip(found, expected, same, strict=False)
+        ]
 
     try:
         actual = results()
@@ -104,8 +115,7 @@ def _run_forward(
             problem = draws_problem(results, lambda: eager.results(call))
         else:
             problem = values_problem(expected, actual, eager.wide_results(call))
-        kinds = {op.kind for _, op in walk_all(executor.compiled.program.graph)}
-        return Outcome("differs" if problem else "works", problem, known, tuple(sorted(kinds)))
+        return _compared(problem, known, executor)
     finally:
         executor.destroy()
 
@@ -132,17 +142,25 @@ def _gradient(call: Call, expected: dict[Any, torch.Tensor], drawn: bool, known:
     try:
         executor(*model.arguments)
         actual = [executor.getAnchoredTensor(str(key)) for key in expected]
+        wanted = list(expected.values())
+        actual = [a.reshape(w.shape) for a, w in zip(actual, wanted, strict=True)]
+        if drawn:
+            problem = types_problem(wanted, actual)
+        else:
+            exact = eager.wide_gradients(call)
+            wide = [exact[key] for key in expected] if exact.keys() >= expected.keys() else None
+            problem = values_problem(wanted, actual, wide)
+        return _compared(problem, known, executor)
     finally:
         executor.destroy()
-    wanted = list(expected.values())
-    actual = [a.reshape(w.shape) for a, w in zip(actual, wanted, strict=True)]
-    if drawn:
-        problem = types_problem(wanted, actual)
-    else:
-        exact = eager.wide_gradients(call)
-        wide = [exact[key] for key in expected] if exact.keys() >= expected.keys() else None
-        problem = values_problem(wanted, actual, wide)
-    return Outcome("differs" if problem else "works", problem, known)
+
+
+def _compared(problem: str, known: bool, executor: Any) -> Outcome:
+    graph = executor.compiled.program.graph
+    kinds = {op.kind for _, op in walk_all(graph)}
+    foreign = tuple(foreign_operators(graph))
+    kind = "differs" if problem else "works"
+    return Outcome(kind, problem, known, tuple(sorted(kinds)), foreign)
 
 
 def _with_integers(call: Call, attempt: Callable[[bool], Outcome]) -> Outcome:
@@ -150,7 +168,7 @@ def _with_integers(call: Call, attempt: Callable[[bool], Outcome]) -> Outcome:
     outcome = _attempted(attempt, known=False)
     if outcome.kind == "error" and call.is_empty:
         return Outcome("empty", outcome.reason)
-    if outcome.kind == "error" and any(not value.is_floating_point() for value in call.given):
+    if outcome.kind == "error" and any(not is_inexact(value) for value in call.given):
         again = _attempted(attempt, known=True)
         if again.kind != "error":
             return again

@@ -37,6 +37,13 @@ MEMORY_FORMATS = {
     torch.channels_last_3d: 3,
 }
 _STRIDED = 0
+_HINTS: dict[object, str] = {
+    torch.complex32: " Convert its operands first: x.float().",
+    torch.complex128: (
+        " PyTorch computes it in double precision: compute it from real numbers "
+        "(torch.view_as_real), or outside of the model."
+    ),
+}
 
 # On the CPU their auxiliary results have other shapes than in a trace for a device.
 _OTHER_SHAPES_ON_CPU = frozenset(
@@ -129,7 +136,7 @@ def unsupported(node: torch.fx.Node) -> str:
             not isinstance(result, torch.Tensor) or result.dtype not in SCALAR_TYPES
         ):
             given = getattr(result, "dtype", type(result).__name__)
-            hint = " Convert its operands first: x.float()." if given == torch.complex32 else ""
+            hint = _HINTS.get(given, "")
             return f"gives {given}, which the device does not support.{hint}"
     return ""
 

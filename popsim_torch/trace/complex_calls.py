@@ -1,0 +1,58 @@
+"""Calls with complex numbers that PyTorch computes in double precision, unlike the device."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_FLOAT_POWERS: dict[Any, bool] = {  # whether the call changes its argument
+    torch.float_power: False,
+    torch.Tensor.float_power: False,
+    torch.Tensor.float_power_: True,
+}
+_RENORMS: dict[Any, bool] = {
+    torch.renorm: False,
+    torch.Tensor.renorm: False,
+    torch.Tensor.renorm_: True,
+}
+_EPSILON = 1e-7  # as in PyTorch's renorm
+
+
+def complex_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """Return a replacement for a function, or None to call the function.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    if func in _FLOAT_POWERS and any(map(_is_complex, (*args, *kwargs.values()))):
+        return functools.partial(_float_power, *args, **kwargs, in_place=_FLOAT_POWERS[func])
+    if func in _RENORMS and args and _is_complex(args[0]):
+        return functools.partial(_renorm, *args, **kwargs, in_place=_RENORMS[func])
+    return None
+
+
+def _is_complex(value: Any) -> bool:
+    return isinstance(value, complex) or (isinstance(value, torch.Tensor) and value.is_complex())
+
+
+def _float_power(base: Any, exponent: Any, *, in_place: bool) -> torch.Tensor:
+    held = (v.to(torch.complex64) if isinstance(v, torch.Tensor) else v for v in (base, exponent))
+    result = torch.pow(*held)
+    return base.copy_(result) if in_place else result
+
+
+def _renorm(x: torch.Tensor, p: float, dim: int, maxnorm: float, *, in_place: bool) -> torch.Tensor:
+    """Compute ``renorm``; PyTorch's gradient of it has factors in double precision."""
+    if not x.requires_grad or p <= 0 or maxnorm < 0 or not -x.dim() <= dim < x.dim() or x.dim() < 2:
+        return x.renorm_(p, dim, maxnorm) if in_place else torch.renorm(x, p, dim, maxnorm)
+    others = [axis for axis in range(x.dim()) if axis != dim % x.dim()]
+    norm = torch.linalg.vector_norm(x, p, others, keepdim=True)
+    result = x * torch.where(norm > maxnorm, maxnorm / (norm + _EPSILON), 1.0)
+    return x.copy_(result) if in_place else result
