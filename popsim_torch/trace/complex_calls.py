@@ -33,9 +33,13 @@ def complex_call(
     """
     if func in _FLOAT_POWERS and any(map(_is_complex, (*args, *kwargs.values()))):
         return functools.partial(_float_power, *args, **kwargs, in_place=_FLOAT_POWERS[func])
-    if func in _RENORMS and args and _is_complex(args[0]):
+    if func in _RENORMS and _needs_gradient(args):
         return functools.partial(_renorm, *args, **kwargs, in_place=_RENORMS[func])
     return None
+
+
+def _needs_gradient(args: tuple[Any, ...]) -> bool:
+    return bool(args) and _is_complex(args[0]) and torch.is_grad_enabled() and args[0].requires_grad
 
 
 def _is_complex(value: Any) -> bool:
@@ -43,16 +47,18 @@ def _is_complex(value: Any) -> bool:
 
 
 def _float_power(base: Any, exponent: Any, *, in_place: bool) -> torch.Tensor:
-    held = (v.to(torch.complex64) if isinstance(v, torch.Tensor) else v for v in (base, exponent))
+    operands = (base.clone() if in_place else base, exponent)
+    held = (v.to(torch.complex64) if isinstance(v, torch.Tensor) else v for v in operands)
     result = torch.pow(*held)
     return base.copy_(result) if in_place else result
 
 
 def _renorm(x: torch.Tensor, p: float, dim: int, maxnorm: float, *, in_place: bool) -> torch.Tensor:
     """Compute ``renorm``; PyTorch's gradient of it has factors in double precision."""
-    if not x.requires_grad or p <= 0 or maxnorm < 0 or not -x.dim() <= dim < x.dim() or x.dim() < 2:
-        return x.renorm_(p, dim, maxnorm) if in_place else torch.renorm(x, p, dim, maxnorm)
+    with torch.no_grad():
+        torch.renorm(x, p, dim, maxnorm)  # its errors are those of PyTorch; nobody reads it
     others = [axis for axis in range(x.dim()) if axis != dim % x.dim()]
-    norm = torch.linalg.vector_norm(x, p, others, keepdim=True)
-    result = x * torch.where(norm > maxnorm, maxnorm / (norm + _EPSILON), 1.0)
+    given = x.clone() if in_place else x
+    norm = torch.linalg.vector_norm(given, p, others, keepdim=True)
+    result = given * torch.where(norm > maxnorm, maxnorm / (norm + _EPSILON), 1.0)
     return x.copy_(result) if in_place else result

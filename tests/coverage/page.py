@@ -165,8 +165,6 @@ def _limits(cases: dict[Case, list[Outcome]]) -> Iterator[str]:
     if any(outcome.known and outcome.kind == "works" for outcome in outcomes):
         yield "some integers have to be known"
     yield from sorted({o.reason for o in outcomes if o.kind == "works" and o.reason})
-    if any(outcome.foreign for outcome in outcomes):
-        yield "`poptorch.load` refuses it"
     failures: dict[str, list[str]] = {}
     for case, found in cases.items():
         column = column_of(case)
@@ -181,7 +179,7 @@ def short(outcome: Outcome) -> str:
     """Return a reason in a few words, without files and lines."""
     unlisted = ", ".join(set(outcome.foreign) - REFUSED.keys())
     if outcome.kind == "works" and unlisted:
-        return f"no list of files/operators.py has {unlisted}"
+        return f"files/operators.py has no {unlisted}"
     text = re.sub(r"'poptorch_\w+': |( at)? ?\(?/[\w/.-]+\.py:\d+\)?", "", outcome.reason)
     text = re.split(r"(?<=[^.])\. |\n", text)[0].strip().rstrip(".")
     text = text.replace("|", "\\|")
@@ -203,9 +201,11 @@ def written(rows: Sequence[Row], most: int | None = None) -> str:
 
     Args:
         rows: What was measured.
-        most: The most calls that were made of a case; None if all were.
+        most: How many calls were made of a case that has as many; None if all were.
     """
-    calls = "" if most is None else f" (here: at most {most} of them, drawn once)"
+    calls = (
+        "" if most is None else f" (here: {most} or more of them, drawn once; one of other dtypes)"
+    )
     lines = ["| | agree | compared | share |", "|---|---|---|---|"]
     for (group, kind), (agree, compared) in totals_of(rows).items():
         share = f"{agree / compared:.1%}" if compared else NOTHING

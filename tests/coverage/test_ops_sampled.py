@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from popsim_torch.files import operators
 from tests.coverage import eager
 from tests.coverage.call import Call
 from tests.coverage.cases import DTYPES, MODULES, OPS, all_cases, chosen_calls, run_call
@@ -25,12 +26,14 @@ from tests.coverage.page import (
     judged,
     read,
     rows_of,
+    short,
     totals_of,
     written,
 )
 from tests.coverage.run import Result, run_cases
 
-_SAMPLE = 40
+_SAMPLE = 34
+_COMPLEX_SAMPLE = 10
 ROWS, TOTALS = read()
 CELLS = {(row.group, row.name): row.cells for row in ROWS}
 
@@ -59,7 +62,10 @@ def failures(cases, most, seconds=60) -> list[str]:
 
 def test_a_sample_of_all_cases_agrees():
     cases = [case for case in all_cases() if agrees(case)]
-    assert not failures(random.Random(7).sample(cases, _SAMPLE), most=1)
+    complex_cases = [case for case in cases if case.dtype == "complex64"]
+    draw = random.Random(7)
+    drawn = draw.sample(cases, _SAMPLE) + draw.sample(complex_cases, _COMPLEX_SAMPLE)
+    assert not failures(drawn, most=1)
 
 
 @pytest.mark.slow
@@ -119,6 +125,30 @@ def test_a_wrong_gradient_is_seen():
     assert run_call(case_of("sin", "gradient"), Call(wrong, ((x,), {}))).kind == "differs"
 
 
+def test_a_wrong_complex_result_and_gradient_are_seen():
+    z = torch.randn(4, 5, dtype=torch.cfloat, requires_grad=True)
+
+    def wrong(value):
+        return value.sin() if value.device.type == "cpu" else value.sin().conj()
+
+    def half(value):
+        return value * (1j if value.device.type == "cpu" else 1.001j)
+
+    for function in (wrong, half):
+        for kind in ("forward", "gradient"):
+            outcome = run_call(case_of("sin", kind), Call(function, ((z,), {})))
+            assert outcome.kind == "differs", (function, kind)
+
+
+def test_an_operator_that_no_list_has_is_seen(monkeypatch):
+    case, call = case_of("erfinv"), Call(torch.erfinv, ((torch.rand(4),), {}))
+    assert not is_failure(run_call(case, call))
+    monkeypatch.setattr(operators, "OPERATORS", frozenset())
+    outcome = run_call(case, call)
+    assert outcome.kind == "works" and outcome.foreign == ("aten::erfinv",) and is_failure(outcome)
+    assert short(outcome) == "files/operators.py has no aten::erfinv"
+
+
 def test_wrong_drawn_numbers_are_seen():
     def wrong(value):
         return torch.rand_like(value) * (1.0 if value.device.type == "cpu" else 1.3)
@@ -133,7 +163,8 @@ def test_wrong_drawn_numbers_are_seen():
         (lambda x: x.to_sparse(), "sparse"),
         (lambda x: x.sum().item(), "python"),
         (lambda x: x.reshape(7), "eager"),
-        (lambda x: torch.complex(x, x), "complex"),
+        (lambda x: torch.complex(x, x), "works"),
+        (lambda x: torch.complex(x.half(), x.half()), "half complex"),
         (lambda x: x.sin(), "works"),
     ],
 )

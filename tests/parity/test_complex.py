@@ -222,6 +222,10 @@ FUNCTIONS = {
     "solve": lambda z: torch.linalg.solve(z @ z.mH, z),
     "dot": lambda z: torch.vdot(z[0], z[1]) + torch.dot(z[0], z[1]),
     "norm": lambda z: torch.linalg.norm(z),
+    "covariance": lambda z: torch.cov(z),
+    "weighted covariance": lambda z: torch.cov(z, aweights=z[0].abs(), correction=0),
+    "float power": lambda z: torch.float_power(z, 1.5).to(torch.complex64),
+    "renorm": lambda z: torch.renorm(z, 2, 0, 1.0),
     "sum and mean": lambda z: z.sum(0) + z.mean(0) + z.prod(0),
     "cumsum": lambda z: z.cumsum(1),
     "cat and stack": lambda z: torch.stack([torch.cat([z, z.conj()]), torch.cat([z, z])]),
@@ -250,6 +254,63 @@ FUNCTIONS = {
     "fftshift": lambda z: torch.fft.ifftshift(torch.fft.fftshift(z) * 1j),
     "random": lambda z: torch.randn_like(z) * 0 + torch.rand(4, dtype=torch.cfloat).sum() * 0,
 }
+
+
+# Their gradients have rules of their own in a trace.
+DIFFERENTIATED = {
+    "covariance": lambda z: torch.cov(z),
+    "weighted covariance": lambda z: torch.cov(z, aweights=z.detach()[0].abs()),
+    "float power": lambda z: torch.float_power(z, 1.5),
+    "float power in place": lambda z: (z * 1).float_power_(2j),
+    "renorm": lambda z: torch.renorm(z, 2, 0, 1.0),
+    "renorm in place": lambda z: (z * 2).renorm_(1.5, -1, 2.0),
+    "singular vectors": lambda z: torch.linalg.multi_dot(
+        torch.linalg.svd(z, full_matrices=False)[::2]
+    ),
+}
+
+
+class PartsOf(nn.Module):
+    """The loss of a function of a complex weight."""
+
+    def __init__(self, function, dtype=torch.cfloat):
+        super().__init__()
+        self.function = function
+        self.z = nn.Parameter(Z.to(dtype))
+
+    def forward(self):
+        parts = torch.view_as_real(self.function(self.z).resolve_conj())
+        numbers = torch.arange(parts.numel(), device=parts.device).reshape(parts.shape)
+        return poptorch.identity_loss((parts * (numbers * 0.7).cos()).sum(), "none")
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients(name):
+    wide_model = PartsOf(DIFFERENTIATED[name], torch.cdouble)
+    wide_model().backward()
+    model = PartsOf(DIFFERENTIATED[name])
+    options = make_options().anchorTensor("gradient", "Gradient___z")
+    training = poptorch.trainingModel(model, options, torch.optim.SGD(model.parameters(), lr=0.0))
+    training()
+    ours = training.getAnchoredTensor("gradient")
+    assert ours.dtype == torch.cfloat
+    torch.testing.assert_close(ours.to(torch.cdouble), wide_model.z.grad, **CLOSE)
+
+
+def test_a_loss_that_depends_on_the_phase_of_vectors_is_an_error():
+    def both(z):
+        u, s, vh = torch.linalg.svd(z, full_matrices=False)
+        return u + vh[:, :3].mH * s
+
+    with pytest.raises(RuntimeError, match="depends on this phase"):
+        PartsOf(both)().backward()
+    model = PartsOf(both)
+    training = poptorch.trainingModel(
+        model, make_options(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    with pytest.raises(poptorch.Error, match="depends on the phase of singular vectors"):
+        training()
+    assert torch.equal(model.z, Z)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
