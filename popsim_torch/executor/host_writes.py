@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import attrgetter
 
 import torch
 
 from popsim_torch import logs
 from popsim_torch.executor import host_weights
+from popsim_torch.private_torch.tensors import version_of
 
 __all__ = ["HostWrites"]
-
-_version = attrgetter("_version")
 
 
 class HostWrites:
@@ -36,9 +34,9 @@ class HostWrites:
         known = dict(zip(self._names, zip(self._tensors, self._versions, strict=True), strict=True))
         for name, host in hosts.items():
             if host.is_inference():
-                continue  # PyTorch counts no changes
+                continue  # it has no count
             tensor = host_weights.plain(host)  # counts together with the host's tensor
-            known[name] = tensor, tensor._version
+            known[name] = tensor, version_of(tensor)
         self._names = list(known)
         self._tensors = [tensor for tensor, _ in known.values()]
         self._versions = [version for _, version in known.values()]
@@ -46,7 +44,7 @@ class HostWrites:
     def warn(self) -> None:
         """Warn once if a tensor was changed since then: the device does not have the change."""
         # The fast path of nearly all calls.
-        if self._warned or list(map(_version, self._tensors)) == self._versions:
+        if self._warned or list(map(version_of, self._tensors)) == self._versions:
             return
         self._warned = True
         changed = [
@@ -54,7 +52,7 @@ class HostWrites:
             for name, tensor, version in zip(
                 self._names, self._tensors, self._versions, strict=True
             )
-            if tensor._version != version
+            if version_of(tensor) != version
         ]
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         logs.python.warning(
