@@ -65,6 +65,7 @@ from popsim_torch.trace import TraceRequest, TraceResult, check_traceable, trace
 from popsim_torch.trace.autocast import warn_of_autocast_around
 from popsim_torch.trace.functionalise import functionalise
 from popsim_torch.trace.graph.enqueues import Enqueue
+from popsim_torch.trace.modes_around import without_modes_around
 from popsim_torch.trace.named_graph import name_nodes
 from popsim_torch.trace.text import trace_text
 
@@ -318,6 +319,7 @@ def _run(request: CompileRequest, steps: Sequence[Callable[[Compilation], None]]
         around_compilation(),
         without_source,
         no_autocast,
+        without_modes_around(),
         _without_collections(),
         progress as moved,
     ):

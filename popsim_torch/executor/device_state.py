@@ -13,6 +13,7 @@ from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
+from popsim_torch.executor.host_writes import HostWrites
 from popsim_torch.ir import names
 from popsim_torch.optim.plan import OptimizerPlan, State
 from popsim_torch.processes.exchange import GradientExchange, bytes_of
@@ -28,6 +29,7 @@ class DeviceState:
             tensors under their names later.
 
     Attributes:
+        writes: Notices changes of the host's tensors.
         exchange: The exchange with the other processes that train the program; None if there are
             none. It is told what the host writes.
     """
@@ -51,6 +53,10 @@ class DeviceState:
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].host_shape for name, variable in self._variables.items()}
         self._host = HostTensors(module, shapes, fixed=fixed)
+        self.writes = HostWrites()
+        if not fixed:
+            with host_weights.without_sync():
+                self.writes.note(self._host.find(self._variables))
 
     @property
     def plan(self) -> OptimizerPlan | None:
@@ -73,6 +79,7 @@ class DeviceState:
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(self._variables)
             self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
+            self.writes.note(hosts)
             # Buffers that forward changes are those of this process alone.
             own = self._program.parameters.keys() - set(self._program.changed_state)
             self._note({n: host for n, host in hosts.items() if n in own})
@@ -96,6 +103,7 @@ class DeviceState:
             values = _shared(exchange, hosts, "Sharing the weights")
             for host, value in zip(hosts, values, strict=True):
                 host.copy_(value)
+            self.writes.note(dict(zip(names, hosts, strict=True)))
 
     def share_states(self, exchange: GradientExchange) -> None:
         """Give the states of the optimizer the values of process 0.
@@ -141,6 +149,7 @@ class DeviceState:
             used = self._host.used_names(names) & self._program.buffers.keys()
             hosts = self._host.find(sorted(used))
             self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
+            self.writes.note(hosts)
 
     def download_weights(self, *, what_fits: bool = False) -> None:
         """Copy the parameters and buffers that the program changes into the host's tensors.
@@ -163,6 +172,7 @@ class DeviceState:
         with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(changed, what_fits=what_fits)
             self._executable.read_into({self._variables[n]: host for n, host in hosts.items()})
+            self.writes.note(hosts)
         self._runs_in_common = num_runs
 
     def check_weights(self, names: Iterable[str]) -> None:

@@ -281,6 +281,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         """
         self._copies.copyWeightsToHostIfNeeded()
         use, device = self._use, self._device
+        use.read_back()
         return {
             "user_model": self._user_model,
             "traced_model": device.module,
@@ -449,6 +450,8 @@ class PoplarExecutor(HasModel, Generic[P, R]):
             watch.check()
         if optimizer is None or device.weights.has_loops:
             device.weights.pull(loops_alone=optimizer is not None)
+        if (state := device.state) is not None:
+            state.writes.warn()
         # The cheaper check comes first: there is seldom anything to hand over.
         if getattr(optimizer, "_pending", None) is not None and isinstance(
             optimizer, optim.Optimizer

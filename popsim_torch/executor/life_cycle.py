@@ -16,6 +16,7 @@ from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.host_weights import num_switches
+from popsim_torch.executor.model_watch import ModelWatch
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.random_state import RandomState
 from popsim_torch.executor.reach import failures_told
@@ -63,6 +64,7 @@ class LifeCycle:
         # written.
         use.let_go = weakref.WeakMethod(self._let_go)
         self._settings = settings
+        self._watch: ModelWatch | None = None
         self._num_changes = _num_changes()
         self._structure_then = self._structure()
         # The optimizer's states from the previous program, and the settings of their optimizer.
@@ -203,6 +205,8 @@ class LifeCycle:
             UsageValueError: A setting of the model has changed since it was wrapped.
         """
         self._settings.check_kept()
+        if self._watch is not None and self._device.ready is not None:
+            self._watch.check()
         if self._num_changes == _num_changes():
             return
         self._num_changes = _num_changes()
@@ -245,6 +249,7 @@ class LifeCycle:
     def _go_on(self, state: DeviceState) -> None:
         """Record the structure of the compiled program; restore the previous program's state."""
         self._num_changes, self._structure_then = _num_changes(), self._structure()
+        self._watch = ModelWatch(self._device.module)
         if self._carried is None:
             return
         settings, states = self._carried

@@ -10,7 +10,7 @@ import torch
 
 from popsim_torch import logs, optim
 from popsim_torch.executor.torch_states import moved_by_device
-from popsim_torch.optim.nested import Path, mapped, path_name
+from popsim_torch.optim.nested import Path, leaves, mapped, path_name
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.planning import OptimizerSettings
 
@@ -45,7 +45,7 @@ class ValueWatch:
         """Warn once if a value differs from the one in use."""
         groups = self._optimizer.param_groups
         # The fast path of nearly all calls: do not add work here.
-        if self._read(groups[0]) == self._known and not self._others and groups is self._groups:
+        if self._read(groups[0]) == self._known and len(groups) == 1 and groups is self._groups:
             return
         if not self._warned:
             self._look_closer(groups)
@@ -59,6 +59,8 @@ class ValueWatch:
             for name in self._names
         )
         now = self._read(group)
+        if any(isinstance(value, torch.Tensor) for _, value in leaves(now)):
+            return known  # a scheduler changes tensors in place
         return now if now == known else known
 
     def _look_closer(self, groups: list[dict[str, Any]]) -> None:
@@ -67,6 +69,15 @@ class ValueWatch:
             if isinstance(self._optimizer, optim.Optimizer):
                 # The optimizer has loaded a state; the device takes it over without setOptimizer.
                 self._known, *self._others = map(self._read, groups)
+        if len(groups) != 1 + len(self._others):
+            self._warned = True
+            logs.python.warning(
+                "The optimizer has %d groups now, but the model still uses the %d that it had: a "
+                "change of an optimizer takes effect with model.setOptimizer(optimizer). Call it "
+                "after add_param_group.",
+                *(len(groups), 1 + len(self._others)),
+            )
+            return
         for group, known in zip(groups, (self._known, *self._others), strict=False):
             if not self._warned and self._read(group) != known:
                 self._warn_of_difference(group, known)
@@ -104,4 +115,4 @@ def _value_of(name: str, now: Any, values: Mapping[str, HyperParameter]) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))})"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{float(value):g}" if isinstance(value, float | torch.Tensor) else str(value)

@@ -174,7 +174,7 @@ def plan_updates(
     for name, parameter in parameters.items():
         group_index = group_of.get(id(parameter))
         in_group = group_index is not None
-        if rule.traced and not in_group:
+        if not in_group and not settings.trains_all:
             left_out.append(name)  # as eager PyTorch leaves it
             continue
         values = settings.defaults if group_index is None else settings.groups[group_index].values

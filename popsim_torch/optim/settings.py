@@ -21,7 +21,7 @@ from popsim_torch.optim.captures import unwrapped
 from popsim_torch.optim.nested import path_name
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.rules import Rule
-from popsim_torch.optim.step_source import StepSource, changes_step, needs_closure
+from popsim_torch.optim.step_source import StepSource, changes_step, has_step_hooks, needs_closure
 
 __all__ = [
     "AttributeRecord",
@@ -145,6 +145,8 @@ class OptimizerSettings:
         groups: The parameter groups.
         attributes: Names of the optimizer's attributes, for the next ``read_optimizer``.
         source: What its step is traced from, if it has no update op.
+        trains_all: Whether parameters in no group are trained with the defaults, as in PopTorch;
+            those of PyTorch's optimizers stay as they are.
     """
 
     rule: Rule
@@ -153,6 +155,7 @@ class OptimizerSettings:
     groups: tuple[GroupSettings, ...]
     attributes: AttributeRecord
     source: StepSource | None = dataclasses.field(default=None, compare=False)
+    trains_all: bool = False
 
     def as_constant_as(self, other: OptimizerSettings) -> OptimizerSettings:
         """Return these values, with the same ones constant as in other settings."""
@@ -241,6 +244,7 @@ def read_optimizer(
             for group in optimizer.param_groups
         ),
         attributes,
+        trains_all=isinstance(optimizer, optim.Optimizer),
     )
 
 
@@ -316,6 +320,8 @@ def structure_of(optimizer: torch.optim.Optimizer) -> list[object]:
 
 
 def _number(name: str, value: object) -> float:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return float(value.detach())  # PyTorch's optimizers take a tensor as lr
     if not isinstance(value, numbers.Real):
         raise UsageAssertionError(
             f"Expected a number for {name}, got {value!r} of type {type(value).__name__}."
@@ -338,7 +344,7 @@ def _base_of(optimizer: torch.optim.Optimizer) -> type[Any] | None:
 def is_traced(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer's own step is traced, because no update op does the same."""
     base = _base_of(optimizer)
-    if base is None or changes_step(type(optimizer), base):
+    if base is None or changes_step(type(optimizer), base) or has_step_hooks(optimizer):
         return True
     if isinstance(optimizer, optim.Optimizer):
         return False

@@ -44,6 +44,7 @@ class _Deriver:
         self._slots = tuple(slots)
         self._fakes = FakeTensorMode()
         self._runs = StepRuns(source, slots)
+        self._values = dict(self._runs.values)
 
     # --- Inputs of a trace: weights and gradients, cells, hyper-parameters ---
 
@@ -95,7 +96,7 @@ class _Deriver:
             host_states: Returns what the optimizer holds for a slot on the host.
         """
         try:
-            first, cells = self._first_step()
+            first, cells = self._traced_first_step()
         except (KeyError, AttributeError, IndexError, TypeError, AssertionError) as error:
             first, cells = None, self._cells_of_host(host_states)
             if not cells:
@@ -122,6 +123,19 @@ class _Deriver:
             *(("number", key) for key in self._runs.values),
         ]
 
+    def _traced_first_step(self) -> tuple[tuple[torch.fx.GraphModule, dict[Any, int]], list[Cell]]:
+        """Trace the first step with all answers to its conditions, or else with the real ones.
+
+        A first step may make a state under a condition that it fulfils (``step % 10 == 0``).
+        """
+        before = list(self._runs.moving)
+        try:
+            return self._first_step()
+        except (KeyError, AttributeError, IndexError, TypeError, Error):
+            self._runs.moving, self._runs.knows_first = before, True
+            self._runs.values = dict(self._values)
+            return self._first_step()
+
     def _first_step(self) -> tuple[tuple[torch.fx.GraphModule, dict[Any, int]], list[Cell]]:
         """Trace the step from no state; find all cells."""
         found: list[Outcome] = []
@@ -138,7 +152,7 @@ class _Deriver:
             outcome = found[-1]
             known = {cell.key: cell for cell in self._runs.moving}
             new = [
-                self._moving_cell(key)
+                self._moving_cell(key, whole=outcome.numbers.get(key, False))
                 for key in outcome.cells
                 if key[1] in ("group", "attribute") and key not in known
             ]
@@ -202,9 +216,12 @@ class _Deriver:
             initial_from=InitialValue(graph),  # with the values of the optimizer at hand
         )
 
-    def _moving_cell(self, key: CellKey) -> Cell:
+    def _moving_cell(self, key: CellKey, *, whole: bool) -> Cell:
         """Describe a number of a group or an attribute that steps change."""
         _, owner, path = key
+        if self._is_new(key):
+            self._runs.added.add(key)
+            return Cell(0, path, owner, (), torch.float64, True, whole)
         if owner == "group":
             value: Any = self._source.numbers()[path[0], path[1]]
             now = dict(leaves(dict(self._source.groups[path[0]])))[path[1]]
@@ -212,6 +229,13 @@ class _Deriver:
             value = now = self._source.attributes[path[0]]
         whole = isinstance(now, int)
         return Cell(0, path, owner, (), torch.float64, True, whole, float(value))
+
+    def _is_new(self, key: CellKey) -> bool:
+        """Return whether the first step makes a number of a group or an attribute."""
+        _, owner, path = key
+        if owner == "group":
+            return (path[0], path[1]) not in self._source.numbers()
+        return path[0] not in self._source.attributes
 
     def _cells_of_host(self, host_states: Callable[[int], Mapping[Path, Any]]) -> list[Cell]:
         """Describe the states that the optimizer makes in its constructor."""

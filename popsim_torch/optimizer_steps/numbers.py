@@ -16,7 +16,7 @@ import contextlib
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,18 +59,23 @@ class Choices:
 
     def __init__(self, answers: list[bool], values: Mapping[Any, float]) -> None:
         self._given = answers
-        self._known: dict[Any, bool] = {}
+        # (with the condition, so that no other object takes the id of one of its operands)
+        self._asked: dict[Any, tuple[Any, bool]] = {}
         self.values = values
         self.conditions: list[torch.Tensor] = []
         self.answers: list[bool] = []
         self.noted: list[tuple[Known, object]] = []
 
-    def of_states(self, condition: torch.Tensor) -> bool:
-        """Return the answer to a condition on states."""
+    def of_states(self, truth: StepTruth) -> bool:
+        """Return the answer to a condition on states; the same one for the same condition."""
+        if truth.key in self._asked:
+            return self._asked[truth.key][1]
+        condition = truth.tensor
         position = len(self.conditions)
         self.conditions.append(condition)
         answer = self._given[position] if position < len(self._given) else True
         self.answers.append(answer)
+        self._asked[truth.key] = truth, answer
         return answer
 
     def of_values(self, known: Known) -> Any:
@@ -150,17 +155,38 @@ def _as_tensor(value: Any) -> torch.Tensor:
 
 
 class StepTruth:
-    """A condition on numbers; ``bool`` answers it."""
+    """A condition on numbers; ``bool`` answers it.
 
-    def __init__(self, tensor: torch.Tensor, known: Known, choices: Choices) -> None:
+    Args:
+        tensor: The condition.
+        known: How hyper-parameters alone determine it; None if they do not.
+        choices: The answers to conditions.
+        name: The comparison, if it is one.
+        operands: What it compares.
+    """
+
+    def __init__(
+        self,
+        tensor: torch.Tensor,
+        known: Known,
+        choices: Choices,
+        name: str = "",
+        operands: Sequence[Any] = (),
+    ) -> None:
         self.tensor = tensor
         self.known = known
+        self.operands = operands
+        ids = (
+            id(one) if isinstance(one, (StepNumber, StepTruth)) else ("number", one)
+            for one in operands
+        )
+        self.key = (name, *ids) if name else id(self)
         self._choices = choices
 
     def __bool__(self) -> bool:
         if self.known is not None:
             return bool(self._choices.of_values(self.known))
-        return self._choices.of_states(self.tensor)
+        return self._choices.of_states(self)
 
     def __eq__(self, other: object) -> bool:
         return bool(self) == other
@@ -202,8 +228,9 @@ class StepNumber(torch.SymFloat):
             result = table[name][1](*tensors)
         knowns = [getattr(value, "known", value) for value in operands]
         known = None if any(one is None for one in knowns) else (name, *knowns)
-        kind = StepTruth if table is _COMPARISONS else StepNumber
-        return kind(result, known, self.choices)
+        if table is _COMPARISONS:
+            return StepTruth(result, known, self.choices, name, operands)
+        return StepNumber(result, known, self.choices)
 
     def __bool__(self) -> bool:
         return bool(self != 0)

@@ -68,9 +68,11 @@ class StepRuns:
         values: The present hyper-parameters.
         moving: Cells beside the states of parameters: tensors in attributes, and numbers of groups
             and attributes that steps change.
+        added: Those of these cells that the first step makes.
         constants: What else is in the states after a step.
         whole: The states that are numbers on the host, and whether they are whole.
         noted: The conditions on hyper-parameters so far, with their answers.
+        knows_first: Whether conditions on the numbers with which states begin are answered.
         reads_shapes: Whether a run has asked for the shape of a tensor.
     """
 
@@ -80,9 +82,11 @@ class StepRuns:
         groups = {slot.group for slot in slots}
         self.values = {k: value for k, value in source.numbers().items() if k[0] in groups}
         self.moving = list(map(_cell_of_attribute, source.tensors().items()))
+        self.added: set[CellKey] = set()
         self.constants: dict[CellKey, Any] = {}
         self.whole: dict[CellKey, bool] = {}
         self.noted: list[tuple[Known, object]] = []
+        self.knows_first = False
         self.reads_shapes = False
 
     def all_ways(self, given: Given) -> Outcome:
@@ -100,13 +104,27 @@ class StepRuns:
             found.append((choices, self._run(choices, given)))
             self.noted += choices.noted
             answers = choices.next_answers()
+        self._complete([outcome for _, outcome in found])
         return _joined(found, 0)
+
+    def _complete(self, outcomes: Sequence[Outcome]) -> None:
+        """Give all runs the numbers that only some have changed; they are cells from now on."""
+        known = {cell.key for cell in self.moving}
+        every = {
+            key: tensor
+            for outcome in outcomes
+            for key, tensor in outcome.cells.items()
+            if key[1] in ("group", "attribute") and key not in known
+        }
+        for outcome in outcomes:
+            outcome.cells = {**every, **outcome.cells} if every else outcome.cells
 
     def _run(self, choices: Choices, given: Given) -> Outcome:
         def number_of(value: float) -> StepNumber:
             with DisableTorchFunction():
                 tensor = torch.full((), float(value), dtype=torch.float64)
-            return StepNumber(tensor, None, choices)
+            known = float(value) if self.knows_first and given.is_first else None
+            return StepNumber(tensor, known, choices)
 
         def of_state(tensor: torch.Tensor) -> StepNumber:
             return StepNumber(tensor.clone(), None, choices)
@@ -119,6 +137,8 @@ class StepRuns:
         }
         attributes = {}
         for cell in self.moving:
+            if given.is_first and cell.key in self.added:
+                continue
             tensor = given.moving[cell.key]
             if cell.owner == "group":
                 hyper[cell.path[0], cell.path[1]] = of_state(tensor)
@@ -177,7 +197,7 @@ class StepRuns:
         indices = list(dict.fromkeys(slot.group for slot in self._slots))
         for index, group in zip(indices, optimizer.param_groups, strict=True):
             for path, leaf in leaves({k: v for k, v in group.items() if k != "params"}):
-                if is_number(leaf) and leaf is not hyper.get((index, path), leaf):
+                if is_number(leaf) and leaf is not hyper.get((index, path)):
                     self._note(outcome, (0, "group", (index, path)), leaf, None)
         for path in changed_attributes(self._source, optimizer):
             if vars(optimizer)[path[0]] is not attributes.get(path):
@@ -185,7 +205,8 @@ class StepRuns:
         for cell in self.moving:
             if not cell.is_number:
                 self._note(outcome, cell.key, vars(optimizer)[cell.path[0]], None)
-            elif cell.key not in outcome.cells:  # a number that stays in this run
+            elif cell.key not in outcome.cells and cell.key not in self.added:
+                # A number that stays in this run.
                 of_group = cell.owner == "group"
                 same = hyper[cell.path[0], cell.path[1]] if of_group else attributes[cell.path]
                 outcome.cells[cell.key] = same.tensor.clone()

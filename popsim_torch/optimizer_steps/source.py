@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.optim.nested import Path, is_number, leaves, mapped
+from popsim_torch.optim.nested import Path, is_number, leaves, mapped, put
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.numbers import StepNumber
@@ -70,6 +70,10 @@ def rebuilt(
             return numbers.get((index, path), leaf)
 
         group = mapped(dict(source.groups[index]), number)
+        known = {path for path, _ in leaves(group)}
+        for (owner, path), value in numbers.items():
+            if owner == index and path not in known:  # the last step has added it
+                put(group, path, value)
         pairs = zip(slots, weights, strict=True)
         group["params"] = [weight for slot, weight in pairs if slot.group == index]
         # One tensor after the other: the program is what makes them run together.
@@ -82,7 +86,10 @@ def changed_attributes(source: StepSource, optimizer: torch.optim.Optimizer) -> 
     """Return the attributes of a copy whose numbers its step has changed."""
     changed: list[Path] = []
     for name, value in vars(optimizer).items():
-        if name not in source.attributes or name == "defaults":
+        if name == "defaults":
+            continue
+        if name not in source.attributes:
+            changed += [(name,)] * is_number(value)
             continue
         before = source.attributes[name]
         if (
@@ -138,6 +145,12 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
     """
     own = {id(parameter) for parameter in parameters}
     for name, value in source.attributes.items():
+        if any(isinstance(leaf, torch.optim.Optimizer) for _, leaf in leaves(value)):
+            raise Error(
+                f"{source.kind.__name__} keeps another optimizer in its attribute '{name}', whose "
+                "step would change the weights of the host, not those of the device. Derive "
+                f"{source.kind.__name__} from the class of that optimizer, and call super().step()."
+            )
         for path, leaf in leaves(value):
             if not isinstance(leaf, torch.Tensor) or name == "defaults":
                 continue

@@ -223,9 +223,9 @@ class _Updates:
         if cell.is_flag:
             return 1.0 if host else None
         if cell.owner == "group":
-            return self._values[cell.path[0], cell.path[1]]
+            return self._values.get((cell.path[0], cell.path[1]))
         if cell.owner == "attribute":
-            return self._source.attributes[cell.path[0]]
+            return self._source.attributes.get(cell.path[0])
         return None if cell.owner else host.get(cell.path)
 
 

@@ -1,4 +1,4 @@
-"""The own parts of a module: parameters, buffers, modules, and forward pre-hooks.
+"""The own parts of a module: parameters, buffers, modules, and hooks.
 
 Why: ``named_parameters`` and similar methods also visit inner modules, list a repeated object once,
 and skip None. They do not show which buffers are not saved, or which hooks there are. All results
@@ -14,9 +14,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "forward_pre_hooks",
+    "hooks_of",
+    "num_hooks",
     "own_buffers",
     "own_modules",
     "own_parameters",
@@ -47,3 +50,18 @@ def unsaved_buffers(module: nn.Module) -> set[str]:
 def forward_pre_hooks(module: nn.Module) -> dict[int, Callable[..., Any]]:
     """Return the hooks that run before a module's forward, by the number of each."""
     return module._forward_pre_hooks
+
+
+def hooks_of(module: nn.Module) -> tuple[dict[int, Callable[..., Any]], ...]:
+    """Return the hooks around a module's forward and backward, of each kind by number."""
+    return (
+        module._forward_pre_hooks,
+        module._forward_hooks,
+        module._backward_pre_hooks,
+        module._backward_hooks,
+    )
+
+
+def num_hooks() -> int:
+    """Return how many hooks this process has ever registered, of anything."""
+    return RemovableHandle.next_id

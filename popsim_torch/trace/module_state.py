@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
@@ -95,6 +96,8 @@ def attributes_kept(module: nn.Module) -> Iterator[None]:
     ]
     try:
         yield
+        for child, before in saved:
+            _warn_of_changes(child, {name: value for name, (value, _) in before.items()})
     finally:
         for child, before in saved:
             for name in [name for name, value in vars(child).items() if _holds_fake(value)]:
@@ -104,6 +107,36 @@ def attributes_kept(module: nn.Module) -> Iterator[None]:
                     vars(child)[name] = value
                 else:
                     del vars(child)[name]
+
+
+def _warn_of_changes(module: nn.Module, before: Mapping[str, Any]) -> None:
+    """Warn of attributes with which the next call of forward would compute something else."""
+    for name, value in vars(module).items():
+        then = before.get(name)
+        if isinstance(then, torch.Tensor) and _holds_fake(value):
+            what = f"assigns a tensor to the attribute '{name}'"
+            todo = "Make it a buffer (register_buffer), and change it in place."
+        elif isinstance(then, (int, float)) and isinstance(value, (int, float)) and value != then:
+            what = f"changes the attribute '{name}' from {then} to {value}"
+            todo = "A buffer of floating-point numbers, changed in place, counts on the device."
+        else:
+            continue
+        logs.python.warning(
+            "forward of %s %s. It runs once, when the model is compiled: all runs of the program "
+            "begin with the former value. %s",
+            *(type(module).__name__, what, todo),
+        )
+
+
+def _warn_of_new_buffers(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """Warn of buffers that forward registers."""
+    new = [name for name, one in module.named_buffers() if name not in given and _holds_fake(one)]
+    if new:
+        logs.python.warning(
+            "forward registers buffers: %s. They end with the recording of the program, and each "
+            "run of it makes them anew. Register buffers before the model is compiled.",
+            ", ".join(new),
+        )
 
 
 def _refill(container: Any, content: Any) -> None:
@@ -157,6 +190,7 @@ def check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
+    _warn_of_new_buffers(module, given)
     for name, tensor in given.items():
         kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
         if name not in now:

@@ -37,6 +37,7 @@ from popsim_torch.trace.autocast import autocast_regions
 from popsim_torch.trace.books.changed_in_place import explained
 from popsim_torch.trace.books.device_loop import DeviceLoopBody, DeviceLoopTrace
 from popsim_torch.trace.books.result import TraceRequest, TraceResult
+from popsim_torch.trace.conjugates import conjugate_numbers
 from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.eager_errors import without_fakes
 from popsim_torch.trace.failed_calls import (
@@ -125,6 +126,7 @@ class _Tracer:
                 self._result.graph_module = record_graph(self._joint)(*flat)
             self._drop_unused_loss_scale()
             self._check_overlaps()
+            self._conjugate_numbers()
         finally:
             self._mode.is_over = True
             self._recorder.close()
@@ -136,6 +138,12 @@ class _Tracer:
         if self._loop is not None and not self._result.has_backward:
             graph = self._result.graph_module.graph
             graph.erase_node([node for node in graph.nodes if node.op == "placeholder"][-1])
+
+    def _conjugate_numbers(self) -> None:
+        """Replace conjugates of numbers, from gradients of products with ``1j``, by numbers."""
+        bodies = (body.graph for body in all_bodies(self._result.controls))
+        for graph in (self._result.graph_module.graph, *bodies):
+            conjugate_numbers(graph)
 
     def _join_slices(self) -> None:
         """Join gradients of parts in the graphs that have no mutation already."""
@@ -244,9 +252,17 @@ class _Tracer:
                 "tensor, which does not exist while the model is traced."
             ) from None
         except DynamicOutputShapeException as error:
+            source = current_origin().source
+            packed = "_pack_padded_sequence" in str(error.func)
             raise Error(
-                f"The shape of the result of {error.func} depends on values, which do not exist "
-                "while the model is traced. Use masks or torch.where, and fixed sizes."
+                f"The shape of the result of {error.func}{f' at {source}' if source else ''} "
+                "depends on values, which do not exist while the model is traced. "
+                + (
+                    "Pass the padded sequence to the recurrent layer, and mask its outputs, or "
+                    "take those at the last steps with gather."
+                    if packed
+                    else "Use masks or torch.where, and fixed sizes."
+                )
             ) from None
         except UnsupportedOperatorException as error:
             func: Any = error.func

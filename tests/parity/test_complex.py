@@ -381,6 +381,36 @@ def test_random_numbers_have_the_variance_of_eager():
     assert abs((y.real * y.imag).mean()) < 0.02
 
 
+FACTORS = {
+    "product": lambda z: z * 1j,
+    "quotient": lambda z: z / (1 + 2j),
+    "reciprocal": lambda z: 1j / z,
+    "phase": lambda z: torch.exp(-1j * z.real),
+    "in place": lambda z: z.mul(1j).mul_(2j),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_gradients_of_products_with_complex_numbers(name):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+
+        def forward(self, x):
+            y = FACTORS[name](self.weight + x)
+            return y, poptorch.identity_loss((y + 1j).abs().square().sum(), reduction="none")
+
+    module, x = Scaled(), torch.randn(3, dtype=torch.cfloat)
+    reference = WideTrainer(module, lambda p: torch.optim.SGD(p, lr=0.1))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    device = poptorch.trainingModel(module, make_options(), optimizer)
+    for _ in range(2):
+        device(x)
+        reference.step(x)
+    assert_close(module.weight, reference.twin.weight)
+
+
 class Staged(NeuralOperator):
     """Complex values go from stage to stage, and are kept for the backward pass."""
 

@@ -67,7 +67,8 @@ def test_parameter_that_is_not_in_the_model(fc):
 
 
 def test_value_that_is_no_number(fc):
-    optimizer = torch.optim.SGD(fc.parameters(), lr=torch.tensor(0.1))
+    optimizer = torch.optim.SGD(fc.parameters(), lr=0.1)
+    optimizer.param_groups[0]["lr"] = torch.ones(2)
     with pytest.raises(AssertionError, match="Expected a number for lr"):
         plan(optimizer, fc)
 

@@ -1,0 +1,257 @@
+"""Optimizers as their authors publish them, and optimizers of PyTorch as its users call them."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 5)
+        self.b = nn.Linear(5, 3)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.b(torch.tanh(self.a(x))), y)
+
+
+def batches(count):
+    return [(torch.randn(6, 4), torch.randn(6, 3)) for _ in range(count)]
+
+
+class Side:
+    """A network with an optimizer, on the device or in eager PyTorch."""
+
+    def __init__(self, net, make, *, eager):
+        self.net = net
+        self.optimizer = make(net)
+        self.model = None if eager else poptorch.trainingModel(net, optimizer=self.optimizer)
+
+    def step(self, x, y):
+        if self.model is not None:
+            self.model(x, y)
+            return
+        self.optimizer.zero_grad()
+        self.net(x, y).backward()
+        self.optimizer.step()
+
+
+def sides(make):
+    net = Net()
+    return Side(copy.deepcopy(net), make, eager=False), Side(net, make, eager=True)
+
+
+def assert_close(net, other, **tolerance):
+    tolerance = tolerance or {"rtol": 1e-4, "atol": 1e-5}
+    for own, theirs in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(own.detach(), theirs.detach(), **tolerance)
+
+
+class Counted(torch.optim.Optimizer):
+    """Adds a number to its groups, and one to itself, in the first step."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        self.calls = getattr(self, "calls", 0) + 1
+        for group in self.param_groups:
+            group["step"] = group.get("step", 0) + 1
+            for p in group["params"]:
+                state = self.state[p]
+                if "previous" not in state or group["step"] == 1:
+                    state["previous"] = p.grad.clone()
+                change = p.grad - state["previous"]
+                p.sub_((p.grad + change) * (group["lr"] / (group["step"] + self.calls)))
+                state["previous"].copy_(p.grad)
+
+
+class Projected(torch.optim.Optimizer):
+    """GaLore: makes its projection in every second step, the first of them included."""
+
+    def __init__(self, params, lr=0.1, gap=2):
+        super().__init__(params, {"lr": lr, "gap": gap})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "step" not in state:
+                    state["step"] = 0
+                gradient = p.grad
+                if p.ndim == 2:
+                    if state["step"] % group["gap"] == 0:
+                        state["basis"] = torch.linalg.qr(gradient)[0][:, :2]
+                    gradient = state["basis"] @ (state["basis"].t() @ gradient)
+                p.sub_(gradient, alpha=group["lr"])
+                state["step"] += 1
+
+
+class Estimating(torch.optim.Optimizer):
+    """Prodigy: numbers of a group move with the values, after a return for a zero gradient."""
+
+    def __init__(self, params, lr=1.0, d=1e-3):
+        super().__init__(params, {"lr": lr, "d": d, "d0": d, "top": 0.0})
+
+    @torch.no_grad()
+    def step(self):
+        first = self.param_groups[0]
+        d, top, under = first["d"], first["top"] * math.sqrt(0.99), 0.0
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "start" not in state:
+                    state["start"], state["s"] = p.detach().clone(), torch.zeros_like(p)
+                away = (state["start"] - p).flatten()
+                top += d / group["d0"] * d * torch.dot(p.grad.flatten(), away).item()
+                state["s"].mul_(0.99).add_(p.grad, alpha=d / group["d0"] * d)
+                under += state["s"].abs().sum().item()
+        if under == 0:
+            return
+        d = max(d, min(top / under, 2 * d))
+        for group in self.param_groups:
+            group["top"], group["d"] = top, d
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=d * group["lr"])
+
+
+@pytest.mark.parametrize("kind", [Counted, Projected, Estimating])
+def test_a_published_step(kind):
+    ours, eager = sides(lambda net: kind(net.parameters()))
+    for x, y in batches(5):
+        ours.step(x, y)
+        eager.step(x, y)
+    assert_close(ours.net, eager.net, rtol=1e-3, atol=1e-4)
+
+
+def test_a_number_that_the_first_step_adds_comes_to_the_host():
+    ours, _ = sides(lambda net: Counted(net.parameters()))
+    for x, y in batches(3):
+        ours.step(x, y)
+    (group,) = ours.optimizer.state_dict()["param_groups"]
+    assert group["step"] == 3
+    assert ours.optimizer.calls == 3
+
+
+def test_an_optimizer_inside_of_an_optimizer_is_refused():
+    class Around(torch.optim.Optimizer):
+        def __init__(self, base):
+            self.base = base
+            super().__init__([p for g in base.param_groups for p in g["params"]], {})
+
+        @torch.no_grad()
+        def step(self):
+            self.base.step()
+
+    ours, _ = sides(lambda net: Around(torch.optim.SGD(net.parameters(), lr=0.1)))
+    with pytest.raises(poptorch.Error, match="keeps another optimizer in its attribute 'base'"):
+        ours.step(*batches(1)[0])
+
+
+def rate(value=0.05):
+    return torch.tensor(value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, rate(), momentum=0.9),
+        lambda p: torch.optim.Adam(p, rate()),
+        lambda p: torch.optim.Adam(p, rate(), betas=(rate(0.9), rate(0.99)), foreach=False),
+        lambda p: torch.optim.NAdam(p, rate()),
+    ],
+    ids=["SGD", "Adam", "betas", "NAdam"],
+)
+def test_a_learning_rate_in_a_tensor(make, caplog):
+    ours, eager = sides(lambda net: make(net.parameters()))
+    schedulers = [
+        torch.optim.lr_scheduler.LambdaLR(side.optimizer, lambda epoch: 0.5**epoch)
+        for side in (ours, eager)
+    ]
+    for x, y in batches(3):
+        ours.step(x, y)
+        eager.step(x, y)
+        for scheduler in schedulers:
+            scheduler.step()
+        ours.model.setOptimizer(ours.optimizer)
+    assert_close(ours.net, eager.net)
+    schedulers[0].step()
+    assert "model still uses" not in caplog.text
+    ours.step(x, y)
+    assert "optimizer's lr is now" in caplog.text
+
+
+def test_groups_that_are_added_later(caplog):
+    ours, eager = sides(lambda net: torch.optim.SGD(net.a.parameters(), lr=0.1, momentum=0.9))
+    start = ours.net.b.weight.detach().clone()
+    for index, (x, y) in enumerate(batches(5)):
+        if index == 2:
+            assert torch.equal(ours.net.b.weight, start)  # as eager PyTorch leaves it
+            assert "does not update these parameters" in caplog.text
+            for side in (ours, eager):
+                side.optimizer.add_param_group({"params": side.net.b.parameters(), "lr": 0.05})
+            ours.model.setOptimizer(ours.optimizer)
+        ours.step(x, y)
+        eager.step(x, y)
+    assert_close(ours.net, eager.net)
+
+
+def test_a_group_without_setOptimizer_is_warned_of(caplog):
+    ours, _ = sides(lambda net: torch.optim.Adam(net.a.parameters()))
+    ours.step(*batches(1)[0])
+    ours.optimizer.add_param_group({"params": ours.net.b.parameters()})
+    ours.step(*batches(1)[0])
+    assert "has 2 groups now, but the model still uses the 1" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_hooks_of_the_step(kind):
+    def halve(optimizer, args, kwargs):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(0.5)
+
+    def shrink(optimizer, args, kwargs):
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.mul_(0.99)
+
+    def make(net):
+        optimizer = kind(net.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(halve)
+        optimizer.register_step_post_hook(shrink)
+        return optimizer
+
+    ours, eager = sides(make)
+    for x, y in batches(3):
+        ours.step(x, y)
+        eager.step(x, y)
+    assert_close(ours.net, eager.net)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p, lr=0.1),
+        lambda p: torch.optim.RAdam(p, lr=0.1),
+    ],
+    ids=["SGD", "Adam", "RAdam"],
+)
+def test_a_copy_of_an_executor_goes_on_with_the_states(make):
+    ours, _ = sides(lambda net: make(net.parameters()))
+    first, second, third = batches(3)
+    ours.step(*first)
+    ours.step(*second)
+    twin = copy.deepcopy(ours.model)
+    ours.step(*third)
+    twin(*third)
+    assert_close(ours.net, twin.model, rtol=0, atol=0)

@@ -1,0 +1,177 @@
+"""What a user changes after a model is compiled, or forward changes for its next call, is told."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        y = self.drop(self.fc(x))
+        return y, poptorch.identity_loss(y.pow(2).mean(), reduction="none")
+
+
+X = torch.ones(6, 4)
+
+
+def compiled(training, net=None):
+    net = net or Net()
+    if not training:
+        model = poptorch.inferenceModel(net)
+    else:
+        model = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    model(X)
+    model(X)
+    return net, model
+
+
+def warnings(caplog, text):
+    return [one for one in caplog.records if text in one.getMessage()]
+
+
+both = pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+writes = {
+    "init": lambda net: nn.init.ones_(net.fc.weight),
+    "load_state_dict": lambda net: net.load_state_dict(Net().state_dict()),
+    "copy_": lambda net: net.fc.bias.detach().copy_(torch.ones(4)),
+}
+
+
+@both
+@pytest.mark.parametrize("write", writes)
+def test_a_write_to_weights_of_the_host_is_warned_of_once(training, write, caplog):
+    net, model = compiled(training)
+    assert not warnings(caplog, "changed on the host")
+    writes[write](net)
+    model(X)
+    model(X)
+    (record,) = warnings(caplog, "changed on the host")
+    assert "copyWeightsToDevice()" in record.getMessage()
+
+
+@both
+def test_what_the_device_has_is_not_warned_of(training, caplog):
+    net, model = compiled(training)
+    nn.init.ones_(net.fc.weight)
+    model.copyWeightsToDevice()
+    model.load_state_dict(Net().state_dict())
+    net.state_dict()
+    net.fc.weight.sum().item()
+    model(X)
+    model.detachFromDevice()
+    nn.init.ones_(net.fc.weight)
+    model(X)
+    assert not warnings(caplog, "changed on the host")
+
+
+def test_weights_that_another_program_trains_are_not_warned_of(caplog):
+    net, training = compiled(True)
+    inference = poptorch.inferenceModel(net)
+    for _ in range(3):
+        training(X)
+        inference(X)
+        net.state_dict()
+        inference(X)
+    assert not warnings(caplog, "changed on the host")
+
+
+@both
+def test_another_mode_is_warned_of(training, caplog):
+    net, model = compiled(training)
+    net.train(not net.drop.training)
+    model(X)
+    model(X)
+    (record,) = warnings(caplog, "mode now")
+    assert "destroy()" in record.getMessage()
+    model.destroy()
+    model(X)
+    assert len(warnings(caplog, "mode now")) == 1
+
+
+def test_hooks_are_watched(caplog):
+    net = Net()
+    early = net.fc.register_forward_hook(lambda module, args, output: output * 0)
+    _, model = compiled(False, net)
+    nn.Linear(2, 2).register_forward_hook(print)  # of another model
+    model(X)
+    assert not warnings(caplog, "Hooks of")
+    early.remove()
+    model(X)
+    (record,) = warnings(caplog, "Hooks of")
+    assert "'fc'" in record.getMessage()
+
+
+def test_a_new_hook_is_warned_of(caplog):
+    net, model = compiled(True)
+    net.fc.register_full_backward_hook(lambda module, grad_input, grad_output: None)
+    model(X)
+    assert len(warnings(caplog, "Hooks of the module 'fc'")) == 1
+
+
+class Changing(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+        self.steps, self.average, self.shown = 0, torch.ones(4), None
+
+    def forward(self, x):
+        self.change(self, x)
+        return x * self.average * (self.steps + 1)
+
+
+def count(module, x):
+    module.steps += 1
+
+
+def average(module, x):
+    module.average = module.average * 0.5 + x.mean(0)
+
+
+def register(module, x):
+    module.register_buffer("late", x.mean(0))
+
+
+def show(module, x):
+    module.shown = x * 2
+
+
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (count, "changes the attribute 'steps' from 0 to 1"),
+        (average, "assigns a tensor to the attribute 'average'"),
+        (register, "registers buffers: late"),
+        (show, None),
+    ],
+)
+def test_a_change_of_forward_that_ends_with_the_trace(change, text, caplog):
+    caplog.set_level(logging.WARNING)
+    poptorch.inferenceModel(Changing(change))(X)
+    found = warnings(caplog, "forward")
+    assert [text in one.getMessage() for one in found] == ([] if text is None else [True])
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_a_call_without_gradients_trains(around):
+    net = Net()
+    before = net.fc.weight.detach().clone()
+    with around():
+        compiled(True, net)
+    assert not torch.equal(net.fc.weight, before)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_anomaly_detection_is_warned_of(caplog):
+    with torch.autograd.set_detect_anomaly(True):
+        compiled(True)
+        assert torch.is_anomaly_enabled()
+    assert len(warnings(caplog, "Options.watch()")) == 1
