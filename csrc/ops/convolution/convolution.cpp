@@ -12,7 +12,9 @@
 #include <utility>
 
 #include "ops/convolution/aten.h"
+#include "ops/convolution/depthwise.h"
 #include "ops/convolution/half.h"
+#include "ops/convolution/products.h"
 #include "ops/convolution/roles.h"
 #include "ops/op_def.h"
 #include "ops/operands/float_operand.h"
@@ -66,9 +68,16 @@ void set_order(dense::ConvolutionSpec& spec, Slot slot, Order order) {
   if (slot == &ConvolutionTensors::output) spec.output_order = order;
 }
 
+std::unique_ptr<dense::Convolution> choose(const dense::ConvolutionSpec& spec,
+                                           ConvolutionPass pass) {
+  if (auto products = create_product_convolution(spec, pass)) return products;
+  if (auto channels = create_depthwise_grad_weight(spec, pass)) return channels;
+  return dense::create_convolution(spec, pass);
+}
+
 class DenseConvolution final : public Kernel {
  public:
-  // Null if csrc/dense cannot compute the convolution.
+  // Null if only ATen can compute the convolution.
   static std::unique_ptr<DenseConvolution> create(const OpView& op,
                                                   const Geometry& g,
                                                   const Roles& roles) {
@@ -84,13 +93,16 @@ class DenseConvolution final : public Kernel {
     }
     if (!g.transposed) {
       for (const auto& [index, slot] : roles.inputs) {
-        set_order(spec, slot, order_of(op.input(index)));
+        // Reordering an operand takes less time than its products.
+        const bool last = moves_channels_last(spec, roles.pass);
+        set_order(spec, slot,
+                  last ? Order::kChannelsLast : order_of(op.input(index)));
       }
       for (const auto& [index, slot] : roles.outputs) {
         set_order(spec, slot, order_of(op.output(index)));
       }
     }
-    auto convolution = dense::create_convolution(spec, roles.pass);
+    auto convolution = choose(spec, roles.pass);
     if (convolution == nullptr) return nullptr;
     auto kernel = std::unique_ptr<DenseConvolution>(
         new DenseConvolution(op, roles, spec, std::move(convolution)));
