@@ -3,7 +3,7 @@
 The function runs once, as if it was called directly, in a region of its own
 (``ops.OpListener.rebuilt_region``). The program then repeats the region's ops in the backward pass
 (``passes/recompute.py``). Random numbers and all other values are the same the second time, so
-there is nothing to check.
+there is nothing to check. Running statistics of norms are updated again (``repeated_updates.py``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from popsim_torch.private_torch.modules import (
 )
 from popsim_torch.private_torch.trees import tree_iter
 from popsim_torch.trace.graph.traced_tensors import is_traced
+from popsim_torch.trace.repeated_updates import note_kept, repeated_updates
 
 _REBUILT = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE, False)
 
@@ -40,9 +41,14 @@ def rebuilding_checkpoints() -> Iterator[None]:
         yield
 
 
-def _region() -> AbstractContextManager[None]:
+def _region(*, reentrant: bool) -> AbstractContextManager[object]:
     listener = op_listener.get()
-    return nullcontext() if listener is None else listener.rebuilt_region()
+    if listener is None:
+        return nullcontext()
+    stack = ExitStack()
+    stack.enter_context(repeated_updates(reentrant=reentrant))
+    stack.enter_context(listener.rebuilt_region())
+    return stack
 
 
 def _checkpointed(
@@ -69,7 +75,7 @@ def _checkpointed(
         raise ValueError("debug=True is incompatible with non-default context_fn")
     with ExitStack() as stack:
         if torch.is_grad_enabled():
-            stack.enter_context(_region())
+            stack.enter_context(_region(reentrant=False))
             stack.enter_context(_forward_context(context_fn))
         yield
 
@@ -106,6 +112,7 @@ class _KeepingSelected(TorchDispatchMode):
         context.op_output = result  # (older versions of PyTorch do not take it)
         policy = self._policy(context, func, *args, **kwargs)
         if listener is not None and policy not in _REBUILT:
+            note_kept()
             for value in tree_iter(result):
                 if is_traced(value):
                     listener.checkpoint(value)
@@ -121,5 +128,5 @@ class _ReentrantCheckpoint:
         needs_gradient = any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in tree_iter(args)
         )
-        with _region() if needs_gradient else torch.no_grad():
+        with _region(reentrant=True) if needs_gradient else torch.no_grad():
             return function(*args)

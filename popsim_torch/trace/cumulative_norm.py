@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from popsim_torch.private_torch.modules import BatchNorm
+from popsim_torch.trace.repeated_updates import is_in_checkpoint, note_update
 
 __all__ = ["cumulative_norm", "lasting_counters"]
 
@@ -58,8 +59,18 @@ def _counting(
         factor = count.float().reciprocal()
         now = [torch.zeros_like(average, dtype=torch.float32) for average in (mean, variance)]
         result = F.batch_norm(input, now[0], now[1], self.weight, self.bias, True, 1.0, self.eps)
-        for average, of_batch in zip((mean, variance), now, strict=True):
+        averages = list(zip((mean, variance), now, strict=True))
+        for average, of_batch in averages:
             average.copy_((1.0 - factor) * average + factor * of_batch)
+        if is_in_checkpoint():
+            note_update(lambda: _count_again(count, averages))
         return result
 
     return counting
+
+
+def _count_again(count: torch.Tensor, averages: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    count.data.add_(1)
+    factor = count.float().reciprocal()
+    for average, of_batch in averages:
+        average.data.copy_((1.0 - factor) * average + factor * of_batch)
