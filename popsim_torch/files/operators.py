@@ -68,8 +68,8 @@ _ELEMENTWISE = _names("""
 # Many elements give one element, or some of the elements, or their order.
 _REDUCTIONS = _names("""
     all amax amin aminmax any argmax argmin argsort count_nonzero cummax cummin cumprod cumsum dist
-    histc kthvalue linalg_vector_norm logcumsumexp logsumexp max mean median min mode nanmedian
-    nansum norm prod renorm sort std std_mean sum topk trace var var_mean
+    histc histogram kthvalue linalg_vector_norm logcumsumexp logsumexp max mean median min mode
+    nanmedian nansum norm prod renorm sort std std_mean sum topk trace var var_mean
 """)
 
 # These move elements, or make them from numbers. Indices are checked when they are used.
@@ -149,6 +149,14 @@ REFUSED = {
         f"lengths and offsets: {_FOLLOWED}": ("_segment_reduce_backward", "segment_reduce"),
         f"labels: {_FOLLOWED}": ("_ctc_loss", "_ctc_loss_backward"),
         "it returns memory as it was": ("resize_as",),
+        "nobody has tested it with wrong sizes": (
+            "_batch_norm_with_update_functional",
+            "_histogramdd_bin_edges",
+            "_histogramdd_from_bin_cts",
+            "_histogramdd_from_bin_tensors",
+            "batch_norm_backward",
+            "convolution",
+        ),
         "some sizes are refused with a line of text only, and memory is returned as it was": (
             "linalg_lstsq",
         ),

@@ -117,7 +117,7 @@ def _module_calls(case: Case) -> Iterator[Call]:
 def chosen_calls(case: Case, most: int | None) -> list[tuple[int, Call]]:
     """Return numbered calls of a case: at most so many, seeded; None for all.
 
-    Of dtypes without gradients it is at most one.
+    Of dtypes without gradients it is at most one, with values if there is one that has them.
     """
     torch.manual_seed(0)
     random.seed(0)
@@ -125,6 +125,7 @@ def chosen_calls(case: Case, most: int | None) -> list[tuple[int, Call]]:
     found = list(enumerate(made))
     if most is not None and case.dtype not in WITH_GRADIENT:
         most = 1
+        found = [pair for pair in found if not pair[1].is_empty] or found
     if most is None or len(found) <= most:
         return found
     picks = random.Random(f"{case.name} {case.dtype}").sample(range(len(found)), most)

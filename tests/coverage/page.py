@@ -41,9 +41,9 @@ _INTRO = """\
 PyTorch tests its own operators and modules with two databases, which have arguments for calls of
 each (`op_db` and `module_db` in `torch.testing`). `make coverage-ops` makes these calls in models
 on the device, compares them with eager PyTorch on the CPU, and writes this page. An operator agrees
-if all of its calls do, in structure, shapes, dtypes and values{calls}. Gradients are those of all
+if all of its calls do, in structure, shapes, dtypes and values. Gradients are those of all
 arguments and parameters that have one, in a training model. *Forward*, *in place* and *gradient*
-are of float32, *complex* of complex64.
+are of float32, *complex* of complex64.{calls}
 
 {totals}
 
@@ -204,7 +204,10 @@ def written(rows: Sequence[Row], most: int | None = None) -> str:
         most: How many calls were made of a case that has as many; None if all were.
     """
     calls = (
-        "" if most is None else f" (here: {most} or more of them, drawn once; one of other dtypes)"
+        ""
+        if most is None
+        else f"""
+This page is of {most} or more calls of each, drawn once, and one for each other dtype."""
     )
     lines = ["| | agree | compared | share |", "|---|---|---|---|"]
     for (group, kind), (agree, compared) in totals_of(rows).items():
