@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from popsim_torch import logs
+from popsim_torch import _native, logs
 from popsim_torch.executor import host_weights
 from popsim_torch.private_torch.tensors import version_of
 
@@ -23,6 +23,7 @@ class HostWrites:
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
+        self._marks = _native.tensor_marks([])
         self._warned = False
 
     def note(self, hosts: Mapping[str, torch.Tensor]) -> None:
@@ -40,13 +41,13 @@ class HostWrites:
         self._names = list(known)
         self._tensors = [tensor for tensor, _ in known.values()]
         self._versions = [version for _, version in known.values()]
+        self._marks = _native.tensor_marks(self._tensors)
 
     def warn(self) -> None:
         """Warn once if a tensor was changed since then: the device does not have the change."""
         # The fast path of nearly all calls.
-        if self._warned or list(map(version_of, self._tensors)) == self._versions:
+        if self._warned or _native.tensor_marks(self._tensors) == self._marks:
             return
-        self._warned = True
         changed = [
             name
             for name, tensor, version in zip(
@@ -54,6 +55,9 @@ class HostWrites:
             )
             if version_of(tensor) != version
         ]
+        if not changed:
+            return
+        self._warned = True
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         logs.python.warning(
             "'%s'%s changed on the host, but the device still has the former values. Call "

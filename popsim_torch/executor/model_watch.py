@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -12,8 +11,6 @@ from popsim_torch import logs
 from popsim_torch.private_torch.module_parts import hooks_of, num_hooks
 
 __all__ = ["ModelWatch"]
-
-_training = attrgetter("training")
 
 
 class ModelWatch:
@@ -27,7 +24,10 @@ class ModelWatch:
         paths = dict(module.named_modules())
         self._paths = list(paths)
         self._modules = list(paths.values())
-        self._modes = list(map(_training, self._modules))
+        self._modes = [one.training for one in self._modules]
+        # (looked up in the dictionaries, where attributes are found fastest)
+        self._dicts = [vars(one) for one in self._modules if "training" in vars(one)]
+        self._known = [own["training"] for own in self._dicts]
         self._hooks = [_copies(one) for one in self._modules]
         # Hooks can only be removed where there are some.
         self._removable = [
@@ -42,9 +42,12 @@ class ModelWatch:
     def check(self) -> None:
         """Warn once of other modes, and once of other hooks."""
         # The fast path of nearly all calls.
-        if list(map(_training, self._modules)) != self._modes:
+        if [own["training"] for own in self._dicts] != self._known:
+            self._known = [own["training"] for own in self._dicts]
             self._warn("modes", self._changed_mode)
-        if self._num_hooks != num_hooks() or any(now != then for now, then in self._removable):
+        if self._num_hooks != num_hooks() or (
+            self._removable and any(now != then for now, then in self._removable)
+        ):
             self._num_hooks = num_hooks()
             self._warn("hooks", self._changed_hooks)
 
