@@ -23,7 +23,7 @@ class HostWrites:
         self._names: list[str] = []
         self._tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
-        self._marks = b""
+        self._marks = _native.tensor_marks([])
         self._warned = False
 
     def note(self, hosts: Mapping[str, torch.Tensor]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from popsim_torch import _native, logs
+from popsim_torch import logs
 from popsim_torch.private_torch.module_parts import hooks_of, num_hooks
 
 __all__ = ["ModelWatch"]
@@ -25,8 +25,9 @@ class ModelWatch:
         self._paths = list(paths)
         self._modules = list(paths.values())
         self._modes = [one.training for one in self._modules]
-        self._parts = [vars(one) for one in self._modules]
-        self._marks = _native.module_marks(self._parts)
+        # (looked up in the dictionaries, where attributes are found fastest)
+        self._dicts = [vars(one) for one in self._modules if "training" in vars(one)]
+        self._known = [own["training"] for own in self._dicts]
         self._hooks = [_copies(one) for one in self._modules]
         # Hooks can only be removed where there are some.
         self._removable = [
@@ -41,10 +42,12 @@ class ModelWatch:
     def check(self) -> None:
         """Warn once of other modes, and once of other hooks."""
         # The fast path of nearly all calls.
-        if (marks := _native.module_marks(self._parts)) != self._marks:
-            self._marks = marks
+        if [own["training"] for own in self._dicts] != self._known:
+            self._known = [own["training"] for own in self._dicts]
             self._warn("modes", self._changed_mode)
-        if self._num_hooks != num_hooks() or any(now != then for now, then in self._removable):
+        if self._num_hooks != num_hooks() or (
+            self._removable and any(now != then for now, then in self._removable)
+        ):
             self._num_hooks = num_hooks()
             self._warn("hooks", self._changed_hooks)
 

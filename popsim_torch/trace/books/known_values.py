@@ -230,10 +230,15 @@ class KnownValues(TorchDispatchMode):
         """Return the values of a tensor that determine the shape of an operator's result."""
         value = self.find(tensor)
         if value is None:
+            todo = "Use masks or torch.where, and fixed sizes."
+            if tensor.dtype in _MASKS and "aten.index." in str(func):
+                todo = (
+                    "Instead of y[mask] += z[mask], write y = torch.where(mask, y + z, y); instead "
+                    "of y[mask].sum(), (y * mask).sum()."
+                )
             raise Error(
                 f"The shape of the result of {func}{user_line(' at ')} depends on values of the "
-                "device, which do not exist while the model is traced. Use masks or torch.where, "
-                "and fixed sizes."
+                f"device, which do not exist while the model is traced. {todo}"
             )
         return value
 
