@@ -57,7 +57,7 @@ class Trial:
         ops: Number of ops of the program.
         parameters: Number of elements that are trained.
         steps: Number of steps.
-        compile_seconds: Time from the wrapped model to the program that can run.
+        compile_seconds: Processor time from the model to the program that can run.
     """
 
     ours: Errors
@@ -131,10 +131,10 @@ def try_out(entry: Entry, steps: int | None = None) -> tuple[Trial, poptorch.Pop
     model = entry.model()
     eager = Eager(copy.deepcopy(model), entry.learning_rate)
     comparison = _Comparison(entry, model, steps or entry.steps)
-    start = time.perf_counter()
+    start = time.process_time()
     executor = wrap(entry, model)
     executor.compile(**comparison.batches[0])
-    compile_seconds = time.perf_counter() - start
+    compile_seconds = time.process_time() - start
     theirs = comparison.errors(eager.step, eager.model)
     ours = comparison.errors(lambda batch: loss_of(executor(**batch)), executor.model)
     trial = Trial(
