@@ -364,7 +364,7 @@ bool pays(const MatmulSpec& spec) {
   const int num_parts = num_parts_of(spec.significant_bits);
   const bool wide = num_parts == 3;
   const bool splits = num_parts == 2 && spec.operand_type == DType::kFloat32;
-  const int64_t min_uses = wide ? 60 : splits ? 50 : 40;
+  const int64_t min_uses = wide ? 60 : splits ? 34 : 32;
   const int64_t min_work = wide ? 1 << 25 : 1 << 18;
   const int64_t min_depth = !spec.update || wide ? kStepDepth
                             : splits             ? 256

@@ -55,6 +55,13 @@ void compute_tile(const TileLeft& left, const TileRight& right, int64_t depth,
                   const TileOutput& out, bool last) {
   TileSums<kRows, kVectors> sums;
   for (auto& row : sums) row.fill(Vec(0.0F));
+  // The lines that the end of the tile reads and writes arrive while it
+  // multiplies.
+  for (int i = 0; i < kRows; ++i) {
+    const int64_t at = i * out.row;
+    __builtin_prefetch(out.data + at, 1);
+    if (last && out.mask != nullptr) __builtin_prefetch(out.mask + at);
+  }
   // Three rows share a pointer, because the registers hold this number of
   // addresses.
   constexpr int kPointers = (kRows + 2) / 3;
