@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from popsim_torch import _native
+from popsim_torch.arguments.integers import check_32_bits
 from popsim_torch.arguments.structures import (
     ConstantNode,
     ICustomArgParser,
@@ -206,6 +207,7 @@ class ArgumentSpec:
 
     def _prepare(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         _check_input(name, tensor)
+        check_32_bits(f"Input {name}", tensor)
         if tensor.requires_grad:
             self._warn(
                 "requires_grad",
@@ -364,6 +366,7 @@ def _is_ready(tensor: torch.Tensor) -> bool:
         and not tensor.is_neg()
         and not tensor.is_conj()
         and tensor.is_contiguous()
+        and _native.fits_32_bits(tensor)
     )
 
 

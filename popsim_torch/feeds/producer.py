@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from popsim_torch import _native
+from popsim_torch.arguments.integers import check_32_bits
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
@@ -104,6 +105,7 @@ class ElementKind:
                 or leaf.is_neg()
                 or leaf.is_conj()
                 or leaf.shape != shape
+                or not _native.fits_32_bits(leaf)
             ):
                 return None
             if leaf.dtype is not dtype:
@@ -118,6 +120,7 @@ def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Return a tensor in the form that the ring needs."""
     if tensor.is_meta:
         raise UsageTypeError(f"InfeedQueue: {where} has no values (device 'meta').")
+    check_32_bits(f"InfeedQueue: {where}", tensor)
     held = tensor.detach().to("cpu", held_dtype(tensor.dtype))
     return held.resolve_conj().resolve_neg().contiguous()
 
