@@ -12,7 +12,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.emit.maps import cast
-from popsim_torch.private_torch.operators import OPDEFS, OpOverload, schema_of
+from popsim_torch.private_torch.operators import OPDEFS, OpOverload, opname, schema_of
 from popsim_torch.trace.graph.device import on_cpu_zeros
 from popsim_torch.trace.mutating_operators import is_functional_form
 
@@ -145,7 +145,8 @@ def unsupported(node: torch.fx.Node) -> str:
 
 def _conjugate_number(node: torch.fx.Node) -> complex | None:
     """Return the number that a node conjugates: the gradient of ``x * 2j`` has one."""
-    given = node.args[0] if node.target is torch.ops.aten._conj.default else None
+    target = node.target
+    given = node.args[0] if isinstance(target, OpOverload) and opname(target) == "_conj" else None
     return given.conjugate() if isinstance(given, complex) else None
 
 
