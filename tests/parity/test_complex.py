@@ -258,6 +258,9 @@ FUNCTIONS = {
 
 # Their gradients have rules of their own in a trace.
 DIFFERENTIATED = {
+    "times a number": lambda z: z * 2j + 1.5j * z,
+    "divided by a number": lambda z: z / (1 + 2j) - 3j / z,
+    "times a number, twice": lambda z: (z * 1j).exp() * (2 - 1j),
     "covariance": lambda z: torch.cov(z),
     "weighted covariance": lambda z: torch.cov(z, aweights=z.detach()[0].abs()),
     "float power": lambda z: torch.float_power(z, 1.5),

@@ -12,7 +12,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.emit.maps import cast
-from popsim_torch.private_torch.operators import OPDEFS, OpOverload, schema_of
+from popsim_torch.private_torch.operators import OPDEFS, OpOverload, opname, schema_of
 from popsim_torch.trace.graph.device import on_cpu_zeros
 from popsim_torch.trace.mutating_operators import is_functional_form
 
@@ -130,6 +130,8 @@ def unsupported(node: torch.fx.Node) -> str:
     Args:
         node: A call of an operator.
     """
+    if _conjugate_number(node) is not None:
+        return ""
     results = node.meta.get("val")
     for result in results if isinstance(results, (list, tuple)) else [results]:
         if result is not None and (
@@ -139,6 +141,13 @@ def unsupported(node: torch.fx.Node) -> str:
             hint = _HINTS.get(given, "")
             return f"gives {given}, which the device does not support.{hint}"
     return ""
+
+
+def _conjugate_number(node: torch.fx.Node) -> complex | None:
+    """Return the number that a node conjugates: the gradient of ``x * 2j`` has one."""
+    target = node.target
+    given = node.args[0] if isinstance(target, OpOverload) and opname(target) == "_conj" else None
+    return given.conjugate() if isinstance(given, complex) else None
 
 
 class _Boxer:
@@ -152,7 +161,8 @@ class _Boxer:
 
     def __call__(self, value: Any) -> Argument:
         if isinstance(value, torch.fx.Node):
-            return TensorArgument(self._position(value))
+            number = _conjugate_number(value)
+            return TensorArgument(self._position(value)) if number is None else number
         if isinstance(value, (list, tuple)) and any(
             isinstance(item, torch.fx.Node) for item in value
         ):
@@ -228,6 +238,8 @@ def lower_aten(
     Raises:
         Error: The device does not support an argument.
     """
+    if _conjugate_number(node) is not None:
+        return None  # (its readers have the number)
     operator: Any = target or node.target
     boxer = _Boxer(builder, place, widen=_widens(operator))
     arguments = [boxer(value) for value in _bound(node, operator)]
