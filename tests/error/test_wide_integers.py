@@ -64,7 +64,7 @@ def test_in_a_queue():
     def total():
         return poptorch.repeat(2, lambda value, x: value + x, torch.zeros(1), queue)
 
-    with pytest.raises(poptorch.Error, match="element 1.*has the integer 1099511627776"):
+    with pytest.raises(poptorch.Error, match=r"element 1.*has the integer 1099511627776"):
         total()
 
 
