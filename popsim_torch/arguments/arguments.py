@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from popsim_torch import _native
-from popsim_torch.arguments.integers import check_32_bits
+from popsim_torch.arguments.integers import warn_of_wide_integers
 from popsim_torch.arguments.structures import (
     ConstantNode,
     ICustomArgParser,
@@ -207,7 +207,7 @@ class ArgumentSpec:
 
     def _prepare(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         _check_input(name, tensor)
-        check_32_bits(f"Input {name}", tensor)
+        warn_of_wide_integers(f"Input {name}", tensor)
         if tensor.requires_grad:
             self._warn(
                 "requires_grad",

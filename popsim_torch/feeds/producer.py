@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from popsim_torch import _native
-from popsim_torch.arguments.integers import check_32_bits
+from popsim_torch.arguments.integers import warn_of_wide_integers
 from popsim_torch.dtypes import held_dtype
 from popsim_torch.errors import Error, UsageTypeError
 from popsim_torch.feeds.structure import Component, Structure, as_tensor, describe, flatten
@@ -120,7 +120,7 @@ def _held(tensor: torch.Tensor, where: str) -> torch.Tensor:
     """Return a tensor in the form that the ring needs."""
     if tensor.is_meta:
         raise UsageTypeError(f"InfeedQueue: {where} has no values (device 'meta').")
-    check_32_bits(f"InfeedQueue: {where}", tensor)
+    warn_of_wide_integers(f"InfeedQueue: {where}", tensor)
     held = tensor.detach().to("cpu", held_dtype(tensor.dtype))
     return held.resolve_conj().resolve_neg().contiguous()
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from popsim_torch import _native, optim
-from popsim_torch.arguments.integers import check_32_bits
+from popsim_torch.arguments.integers import warn_of_wide_integers
 from popsim_torch.errors import Error
 from popsim_torch.executor.compile_request import DeviceLoopRequest
 from popsim_torch.executor.compiled_model import CompiledModel
@@ -284,7 +284,7 @@ def _as_inputs(
 ) -> list[torch.Tensor]:
     """Return captured tensors, which are the last inputs, in the dtypes of the device."""
     for tensor in captured:
-        check_32_bits("A tensor that the loop reads", tensor)
+        warn_of_wide_integers("A tensor that the loop reads", tensor)
     return [
         tensor
         if tensor.dtype is dtype and tensor.is_contiguous() and not tensor.is_conj()
