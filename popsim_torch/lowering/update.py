@@ -55,8 +55,8 @@ class UpdateLowering:
         self._states: dict[str, Tensor] = {}
         # The gradient of the latest step, by the parameter's name.
         self._gradients: dict[str, Tensor] = {}
-        # The names of the accumulators that hooks of the user change.
-        self._accumulated: set[str] = set()
+        # The names of the accumulators that hooks of the user change, by the parameter's name.
+        self._accumulated: dict[str, str] = {}
 
     def weight(self, parameter: str) -> Tensor:
         """Return the tensor of a parameter on the device."""
@@ -77,7 +77,7 @@ class UpdateLowering:
             The accumulator.
         """
         self._gradients[parameter] = gradient
-        self._accumulated.add(accumulation.state.name)
+        self._accumulated[parameter] = accumulation.state.name
         self._accumulate(parameter, accumulation, place)
         return self._state(parameter, accumulation.state)
 
@@ -118,7 +118,9 @@ class UpdateLowering:
                 end, by name.
             elements: The gradients that go into queues.
         """
-        self._gradients = {**gradients, **self._gradients}
+        self._gradients |= {
+            name: gradient for name, gradient in gradients.items() if name not in self._accumulated
+        }
         at_end = [update for update in plan.updates if update.parameter in gradients]
         for update in at_end:
             if self._loss_scale is not None:
@@ -126,7 +128,7 @@ class UpdateLowering:
                 seen = self._builder.graph.as_real(gradient)
                 self._loss_scale.observe(seen, names.gradient(update.parameter))
             for accumulation in update.accumulations:
-                if accumulation.state.name not in self._accumulated:
+                if self._accumulated.get(update.parameter) != accumulation.state.name:
                     self._accumulate(update.parameter, accumulation)
         if plan.replicas > 1:
             self._reduce(plan, at_end)
