@@ -81,7 +81,7 @@ class PieceConvolution final : public Convolution {
     auto* start = static_cast<char*>(workspace);
     if (pass_ != ConvolutionPass::kGradWeight) {
       Slice& all = slices_.front();
-      all.weight.run(tensors.weight, part(all, 0, tensors, start), start);
+      reorder(all, tensors.weight, part(all, 0, tensors, start), start);
     }
     shares_.run([&](int64_t share, threads::Range pieces) {
       const threads::ScopedBudget alone(1);
@@ -108,6 +108,8 @@ class PieceConvolution final : public Convolution {
 
   // Number of values that are added up at a time.
   static constexpr int64_t kStretch = 1024;
+  // Number of values in a weight that several threads reorder.
+  static constexpr int64_t kShared = 1 << 20;
 
   void plan_runners(const std::vector<Described>& described) {
     const threads::ScopedBudget alone(1);
@@ -142,11 +144,7 @@ class PieceConvolution final : public Convolution {
           plan_.add(slice.weight.bytes());
         }
       }
-      if (pass_ == ConvolutionPass::kGradWeight) {
-        slice.weight.plan_to_plain(plan_);
-      } else {
-        slice.weight.plan_to_blocked(plan_);
-      }
+      plan_reorder(slice);
       slices_.push_back(std::move(slice));
     }
   }
@@ -202,7 +200,36 @@ class PieceConvolution final : public Convolution {
         }
       });
     }
-    slice.weight.run(tensor, sums, start);
+    reorder(slice, tensor, sums, start);
+  }
+
+  // oneDNN would use OpenMP's threads even for a few values, as many as it
+  // could use when this was planned. They look for more work for milliseconds,
+  // on the cores that the helpers of the pieces need.
+  static bool is_small(const Slice& slice) { return slice.numbers < kShared; }
+
+  void plan_reorder(Slice& slice) {
+    const auto plan = [&] {
+      if (pass_ == ConvolutionPass::kGradWeight) {
+        slice.weight.plan_to_plain(plan_);
+      } else {
+        slice.weight.plan_to_blocked(plan_);
+      }
+    };
+    if (is_small(slice)) {
+      threads::run_alone(plan);
+    } else {
+      plan();
+    }
+  }
+
+  static void reorder(Slice& slice, float* plain, float* parts, char* start) {
+    const auto run = [&] { slice.weight.run(plain, parts, start); };
+    if (is_small(slice)) {
+      threads::run_alone(run);
+    } else {
+      threads::run_shared(run);
+    }
   }
 
   ConvolutionPass pass_;

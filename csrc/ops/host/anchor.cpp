@@ -16,9 +16,13 @@
 
 #include "ops/operands/aten_types.h"
 #include "ops/work.h"
+#include "threads/tasks.h"
 
 namespace popsim::ops {
 namespace {
+
+// PyTorch copies more elements than these with OpenMP's threads.
+constexpr int64_t kOnOneThread = 1 << 15;
 
 // Decides which micro-batches of a run have an entry in the return buffer.
 // popsim_torch/anchors.py has the same rule, in `kept_micro_batches`.
@@ -119,7 +123,13 @@ class AnchorKernel final : public Kernel {
         std::memcpy(place(context, i), context.data(source_),
                     static_cast<size_t>(entry_bytes_));
       } else {
-        target(context, i).copy_(context.tensor(source_));
+        const at::Tensor& source = context.tensor(source_);
+        const auto copy = [&] { target(context, i).copy_(source); };
+        if (source.numel() > kOnOneThread) {
+          threads::run_shared(copy);
+        } else {
+          copy();
+        }
       }
     }
   }

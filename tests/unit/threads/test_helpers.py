@@ -142,3 +142,55 @@ def test_small_numbers_are_flushed_as_the_caller_says():
         finally:
             torch.set_flush_denormal(False)
         assert found.eq(0).sum() == (found.numel() if on else 0)
+
+
+CONVOLUTIONS = """
+import os
+
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+
+torch.set_num_threads(2)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+        self.last = nn.Linear(32 * 64, 10)
+
+    def forward(self, x, labels):
+        x = torch.relu(self.second(torch.relu(self.first(x))))
+        return nn.functional.cross_entropy(self.last(x.flatten(1)), labels)
+
+
+def num_threads_of_libraries():
+    names = [open(f"/proc/self/task/{one}/comm").read() for one in os.listdir("/proc/self/task")]
+    return sum(not name.startswith(("popsim-", "pt_autograd")) for name in names)
+
+
+net = Net()
+options = poptorch.Options().showCompilationProgressBar(False)
+model = poptorch.trainingModel(net, options, torch.optim.SGD(net.parameters(), lr=0.01))
+x, labels = torch.randn(32, 3, 8, 8), torch.randint(10, (32,))
+before = num_threads_of_libraries()
+for _ in range(3):
+    model(x, labels)
+print("more threads:", num_threads_of_libraries() - before)
+"""
+
+
+@pytest.mark.skipif(not TASKS.exists(), reason="threads have no names here")
+def test_convolutions_of_small_weights_wake_no_threads_of_libraries():
+    """Such threads look for more work for milliseconds, on the cores of the helpers."""
+    done = subprocess.run(
+        [sys.executable, "-c", CONVOLUTIONS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stdout == "more threads: 0\n", done.stderr
