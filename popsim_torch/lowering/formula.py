@@ -65,6 +65,12 @@ def _is_number(node: torch.fx.Node) -> bool:
     return target in FORMULAS or target in _CASTS or target in _MAKERS or target in _FILLED
 
 
+def _made_of(node: torch.fx.Node) -> float:
+    """Return the number with which a node fills a tensor."""
+    number: Any = node.args[-1]
+    return float(number)
+
+
 def _is_element(node: torch.fx.Node, shape: tuple[int, ...]) -> bool:
     """Return whether a node is an elementwise operator on tensors of a shape and on numbers."""
     target: Any = node.target
@@ -210,7 +216,7 @@ class FormulaLowering:
         if target in _FILLED:
             return code.value(_FILLED[target])
         if target in _MAKERS:
-            return code.value(float(node.args[-1]))  # type: ignore[arg-type]
+            return code.value(_made_of(node))
         args = [self._number_operand(one) for one in node.args]
         kwargs = {
             key: self._number_operand(one)
@@ -272,7 +278,7 @@ class FormulaLowering:
         if target in _FILLED:
             return code("copy", _FILLED[target])
         if target in _MAKERS:
-            return code("copy", float(node.args[-1]))  # type: ignore[arg-type]
+            return code("copy", _made_of(node))
         args = [self._element_operand(one) for one in node.args]
         if target in _CASTS:
             value = code.value(args[_CASTS.index(target)])

@@ -116,7 +116,8 @@ class ParameterHooks:
         if found is None or not several:
             return found
         with torch.no_grad(), DisableTorchFunction():
-            return KEEP_ACCUMULATED(found * self._divisor, key)  # type: ignore[no-any-return]
+            kept: torch.Tensor = KEEP_ACCUMULATED(found * self._divisor, key)
+            return kept
 
     def run_in_loop(self, name: str, traced: torch.Tensor, gradient: torch.Tensor) -> None:
         """Run the hooks behind the accumulation that ``backward()`` in a device loop does.
