@@ -61,26 +61,25 @@ class AtenConvolution : public Kernel {
   static at::Tensor images_of(const at::Tensor& tensor, threads::Range images) {
     return tensor.narrow(0, images.begin, images.size());
   }
-  // Returns the results of compute(images) for each task.
-  template <typename Compute>
-  std::vector<at::Tensor> compute_all(const Compute& compute) const {
+  // Calls body(task, images) for each task. PyTorch's own threads would look
+  // for more work for milliseconds, on the cores of the other tasks.
+  template <typename Body>
+  void for_tasks(const Body& body) const {
     const AllBits all_bits;
-    std::vector<at::Tensor> results(static_cast<size_t>(tasks_.count()));
     tasks_.run([&](int64_t task, threads::Range images) {
       const c10::InferenceMode no_autograd;
       const threads::ScopedBudget alone(1);
-      results[static_cast<size_t>(task)] = compute(images);
+      body(task, images);
     });
-    return results;
   }
-  void store_images(const RunContext& context,
-                    const std::vector<at::Tensor>& results) const {
-    int64_t first = 0;
-    for (const at::Tensor& images : results) {
-      output(context).narrow(0, first, images.size(0)).copy_(images);
-      first += images.size(0);
-    }
+  // Stores the result of compute(images) of each task in the same images.
+  template <typename Compute>
+  void store_images(const RunContext& context, const Compute& compute) const {
+    for_tasks([&](int64_t /*task*/, threads::Range images) {
+      images_of(output(context), images).copy_(compute(images));
+    });
   }
+  [[nodiscard]] int64_t num_tasks() const { return tasks_.count(); }
   [[nodiscard]] std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(
       const at::Tensor& grad_y, const at::Tensor& x, const at::Tensor& weight,
       std::array<bool, 3> wanted) const {
@@ -114,12 +113,11 @@ class AtenForward final : public AtenConvolution {
     const at::Tensor weight = input(context, kWeight);
     std::optional<at::Tensor> bias;
     if (has_input(kBias)) bias = input(context, kBias);
-    store_images(context, compute_all([&](threads::Range images) {
-                   return at::convolution(images_of(x, images), weight, bias,
-                                          g_.stride, g_.padding, g_.dilation,
-                                          g_.transposed, g_.output_padding,
-                                          g_.groups);
-                 }));
+    store_images(context, [&](threads::Range images) {
+      return at::convolution(images_of(x, images), weight, bias, g_.stride,
+                             g_.padding, g_.dilation, g_.transposed,
+                             g_.output_padding, g_.groups);
+    });
   }
 };
 
@@ -131,11 +129,11 @@ class AtenGradInput final : public AtenConvolution {
     const at::Tensor grad_y = input(context, kGradY);
     const at::Tensor weight = input(context, kWeight);
     const at::Tensor x = shape_only(g_.x);
-    store_images(context, compute_all([&](threads::Range images) {
-                   return std::get<0>(backward(images_of(grad_y, images),
-                                               images_of(x, images), weight,
-                                               {true, false, false}));
-                 }));
+    store_images(context, [&](threads::Range images) {
+      return std::get<0>(backward(images_of(grad_y, images),
+                                  images_of(x, images), weight,
+                                  {true, false, false}));
+    });
   }
 };
 
@@ -144,18 +142,21 @@ class AtenGradWeight final : public AtenConvolution {
   using AtenConvolution::AtenConvolution;
 
   void run(const RunContext& context) override {
-    // On several threads, PyTorch's oneDNN writes outside its memory for
-    // channels-last images (with a 1x1 kernel and a stride of 2).
-    const at::Tensor grad_y = input(context, kGradY).contiguous();
-    const at::Tensor x = input(context, kForwardX).contiguous();
+    const at::Tensor grad_y = input(context, kGradY);
+    const at::Tensor x = input(context, kForwardX);
     const at::Tensor weight = shape_only(g_.weight);
-    std::vector<at::Tensor> sums = compute_all([&](threads::Range images) {
-      return std::get<1>(backward(images_of(grad_y, images),
-                                  images_of(x, images), weight,
-                                  {false, true, false}));
+    std::vector<at::Tensor> sums(static_cast<size_t>(num_tasks()));
+    for_tasks([&](int64_t task, threads::Range images) {
+      // On several threads, PyTorch's oneDNN writes outside its memory for
+      // channels-last images (with a 1x1 kernel and a stride of 2).
+      sums[static_cast<size_t>(task)] = std::get<1>(backward(
+          images_of(grad_y, images).contiguous(),
+          images_of(x, images).contiguous(), weight, {false, true, false}));
     });
-    for (size_t i = 1; i < sums.size(); ++i) sums[0].add_(sums[i]);
-    output(context).copy_(sums[0]);
+    threads::run_alone([&] {
+      for (size_t i = 1; i < sums.size(); ++i) sums[0].add_(sums[i]);
+      output(context).copy_(sums[0]);
+    });
   }
 };
 
