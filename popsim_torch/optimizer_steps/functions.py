@@ -259,11 +259,15 @@ _SCALED["addr"] = lambda x, a, b, *, beta=1, alpha=1: torch.add(
 )
 
 
+def _default_dtype(value: Any) -> torch.dtype:
+    return torch.bool if isinstance(value, (bool, StepTruth)) else torch.float32
+
+
 def _made_of(value: Any, dtype: torch.dtype | None) -> Any:
     if isinstance(value, (list, tuple)):
         return torch.stack([_made_of(one, dtype) for one in value])
     if isinstance(value, Numbers):
-        return value.tensor.to(dtype or torch.float32).clone()
+        return value.tensor.to(dtype or _default_dtype(value)).clone()
     return torch.as_tensor(value, dtype=dtype)
 
 

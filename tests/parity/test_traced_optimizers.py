@@ -498,6 +498,13 @@ def filled(self, group, p, state):
     p.sub_(torch.full_like(p, 0.01) + torch.full((), 0.02) * p.grad)
 
 
+def comparisons_in_tensors(self, group, p, state):
+    state["n"] = state.get("n", 0) + 1
+    even = torch.as_tensor(state["n"] % 2 == 0)
+    late = torch.tensor([state["n"] > 3])
+    p.sub_(torch.where(even & ~late, 0.5 * p.grad, p.grad) * group["lr"])
+
+
 def tuples_and_dicts(self, group, p, state):
     if not state:
         state["pair"] = (torch.zeros_like(p), {0: torch.ones_like(p), "n": 1})
@@ -524,6 +531,7 @@ def named_like_the_flag(self, group, p, state):
         (with_erf, {}),
         (with_tensors_of_the_object, {"scale": torch.tensor(2.0), "table": torch.ones(2) / 4}),
         (filled, {}),
+        (comparisons_in_tensors, {}),
         (tuples_and_dicts, {}),
         (named_like_the_flag, {}),
     ],
