@@ -53,7 +53,7 @@ class DeviceState:
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].host_shape for name, variable in self._variables.items()}
         self._host = HostTensors(module, shapes, fixed=fixed)
-        self.writes = HostWrites()
+        self.writes = HostWrites(self._host.present)
         if not fixed:
             with host_weights.without_sync():
                 self.writes.note(self._host.find(self._variables))

@@ -8,19 +8,21 @@ from typing import Any
 from torch import nn
 
 from popsim_torch import logs
+from popsim_torch.executor.registrations import num_registrations
 from popsim_torch.private_torch.module_parts import hooks_of, num_hooks
 
 __all__ = ["ModelWatch"]
 
 
 class ModelWatch:
-    """The modes and hooks of a model at the time when it was compiled.
+    """The modules of a model, with their modes and hooks, at the time when it was compiled.
 
     Args:
         module: The model.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        self._module = module
         paths = dict(module.named_modules())
         self._paths = list(paths)
         self._modules = list(paths.values())
@@ -37,10 +39,11 @@ class ModelWatch:
             if then
         ]
         self._num_hooks = num_hooks()
+        self._num_registrations = num_registrations()
         self._warned: set[str] = set()
 
     def check(self) -> None:
-        """Warn once of other modes, and once of other hooks."""
+        """Warn once of other modes, of other hooks, and of other modules."""
         # The fast path of nearly all calls.
         if [own["training"] for own in self._dicts] != self._known:
             self._known = [own["training"] for own in self._dicts]
@@ -50,6 +53,9 @@ class ModelWatch:
         ):
             self._num_hooks = num_hooks()
             self._warn("hooks", self._changed_hooks)
+        if self._num_registrations != num_registrations():
+            self._num_registrations = num_registrations()
+            self._warn("modules", self._changed_module)
 
     def _warn(self, kind: str, text: Callable[[], str | None]) -> None:
         if kind in self._warned:
@@ -73,6 +79,15 @@ class ModelWatch:
         for path, one, then in zip(self._paths, self._modules, self._hooks, strict=True):
             if _copies(one) != then:
                 return f"Hooks of {_place(path, begins=False)} were added or removed"
+        return None
+
+    def _changed_module(self) -> str | None:
+        now = dict(self._module.named_modules())
+        for path, one in zip(self._paths, self._modules, strict=True):
+            if now.pop(path, None) is not one:
+                return f"{_place(path)} was replaced or removed"
+        for path in now:
+            return f"{_place(path)} was added"
         return None
 
 

@@ -53,7 +53,7 @@ from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
 from popsim_torch.trace.graph.traced_tensors import TraceMode, find_node
 from popsim_torch.trace.join_slices import join_slices
-from popsim_torch.trace.losses import behind_hooks, find_final_loss, warn_of_terms_behind
+from popsim_torch.trace.losses import behind_hooks, find_final_loss, warn_of_numbers_behind
 from popsim_torch.trace.module_state import (
     TracedState,
     attributes_kept,
@@ -311,7 +311,7 @@ class _Tracer:
             )
             return []
         loss = behind_hooks(loss, outputs)
-        warn_of_terms_behind(loss, outputs)
+        warn_of_numbers_behind(loss, outputs)
         loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})

@@ -175,3 +175,46 @@ def test_anomaly_detection_is_warned_of(caplog):
         compiled(True)
         assert torch.is_anomaly_enabled()
     assert len(warnings(caplog, "Options.watch()")) == 1
+
+
+@both
+def test_a_replaced_module_is_warned_of_once(training, caplog):
+    net, model = compiled(training)
+    net.drop = nn.Identity()
+    model(X)
+    model(X)
+    (record,) = warnings(caplog, "runs as before")
+    assert "The module 'drop' was replaced or removed" in record.getMessage()
+
+
+@both
+def test_an_added_module_is_warned_of(training, caplog):
+    net, model = compiled(training)
+    net.fc.more = nn.Identity()
+    model(X)
+    (record,) = warnings(caplog, "runs as before")
+    assert "The module 'fc.more' was added" in record.getMessage()
+
+
+@both
+def test_replaced_weights_are_warned_of_until_they_are_copied(training, caplog):
+    net, model = compiled(training)
+    net.fc.weight = nn.Parameter(torch.ones(4, 4))
+    model.copyWeightsToDevice()
+    model(X)
+    assert not warnings(caplog, "changed on the host")
+    net.fc.bias = nn.Parameter(torch.ones(4))
+    model(X)
+    model(X)
+    (record,) = warnings(caplog, "changed on the host")
+    assert "'fc.bias'" in record.getMessage()
+
+
+@both
+def test_other_modules_and_equal_weights_are_not_warned_of(training, caplog):
+    net, model = compiled(training)
+    Net()
+    net.fc.weight = nn.Parameter(net.fc.weight.detach().clone())
+    model(X)
+    assert not warnings(caplog, "runs as before")
+    assert not warnings(caplog, "changed on the host")
