@@ -81,6 +81,15 @@ class StateLowering:
                 "they have now: %s",
                 _in_one_line(frozen),
             )
+        lost = self._traced.lost_changes()
+        counted = [name for name, node in zip(buffers, nodes, strict=False) if node in lost]
+        if counted:
+            logs.python.warning(
+                "forward changes %s, which is a constant: each run begins with the former value. Make "
+                "it a buffer of floating-point numbers, such as torch.zeros(()): changes of those "
+                "last.",
+                _in_one_line(counted),
+            )
 
     def write_changes(self) -> None:
         """Write new values of buffers back, and record which inputs were changed."""

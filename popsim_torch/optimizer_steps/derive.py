@@ -31,7 +31,7 @@ from popsim_torch.optimizer_steps.numbers import python_numbers
 from popsim_torch.optimizer_steps.runs import Given, Outcome, StepRuns
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
-from popsim_torch.private_torch.fake import FakeTensorMode
+from popsim_torch.private_torch.fake import FakeTensorMode, without_tracebacks
 from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.trace.graph.functionalise import functionalise_graph
 
@@ -81,7 +81,7 @@ class _Deriver:
 
         kind = self._source.kind
         inputs = self._inputs(cells)
-        with torch.no_grad(), python_numbers(kind), self._fakes:
+        with torch.no_grad(), python_numbers(kind), without_tracebacks(), self._fakes:
             module = record_graph(flat)(*inputs)
         module, _ = functionalise_graph(module, ())
         like_weights(module, len(self._slots))

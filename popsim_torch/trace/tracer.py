@@ -20,11 +20,11 @@ from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.fake import (
-    FAKE_TENSOR_LOGGER,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     UnsupportedOperatorException,
+    without_tracebacks,
 )
 from popsim_torch.private_torch.graph_modules import make_graph_module
 from popsim_torch.private_torch.modes import function_modes
@@ -118,7 +118,7 @@ class _Tracer:
             with (
                 self._mode,
                 recording(),
-                _quiet(),
+                without_tracebacks(),
                 self._translated_errors(),
                 observed_backward(self._recorder.hook),
                 autocast_regions(),
@@ -358,18 +358,6 @@ def _check_not_accumulated(parameters: Mapping[str, torch.Tensor]) -> None:
                 "Use torch.autograd.grad there, or backward(inputs=[...]), and add the value "
                 "to train on to the loss."
             )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback for an error that is raised anyway."""
-    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextmanager

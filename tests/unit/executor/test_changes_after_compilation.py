@@ -140,6 +140,10 @@ def register(module, x):
     module.register_buffer("late", x.mean(0))
 
 
+def make(module, x):
+    module.made = nn.Parameter(torch.ones(4))
+
+
 def show(module, x):
     module.shown = x * 2
 
@@ -150,6 +154,7 @@ def show(module, x):
         (count, "changes the attribute 'steps' from 0 to 1"),
         (average, "assigns a tensor to the attribute 'average'"),
         (register, "registers buffers: late"),
+        (make, "registers parameters: made. They end with the recording of the program, and no"),
         (show, None),
     ],
 )
