@@ -134,3 +134,39 @@ def test_dampening_is_warned_of_and_a_hook_gives_the_rule_of_pytorch(caplog):
     wrapped(lambda p: optim.SGD(p, lr=0.1, momentum=0.9))
     wrapped(lambda p: poptorch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.4))
     assert "dampening" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(optim.Adam, "amsgrad"), (optim.SGD, "maximize"), (optim.RMSprop, "maximize")],
+)
+def test_a_switch_that_needs_another_step_says_so(make, name):
+    net = Net()
+    optimizer = make(net.parameters(), lr=0.1)
+    model = poptorch.trainingModel(net, optimizer=optimizer)
+    model(X)
+    optimizer.param_groups[0][name] = True
+    with pytest.raises(poptorch.Error, match=r"do not match: .* has to be traced, because of maxi"):
+        model.setOptimizer(optimizer)
+    optimizer.param_groups[0][name] = False
+    before = net.fc.weight.detach().clone()
+    model(X)
+    assert not torch.equal(before, net.fc.weight)
+
+
+class Warming(optim.AdamW):
+    """Keeps the first rate in its group, from the first step on."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["t"] = group.get("t", 0) + 1
+            first = group.setdefault("first", group["lr"])
+            group["lr"] = first * min(1.0, group["t"] / 3)
+        return super().step()
+
+
+def test_a_number_of_a_group_that_the_first_step_makes_is_named():
+    _, model = wrapped(lambda p: Warming(p, lr=0.1))
+    with pytest.raises(poptorch.Error, match=r"\('first' of group 0\).* in the constructor"):
+        model(X)
