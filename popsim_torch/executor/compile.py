@@ -506,6 +506,17 @@ def _note_trace(log: CompileLog, name: str, traced: TraceResult) -> None:
     log.note(name, f"{len(graph.nodes)} nodes", lambda: trace_text(traced))
 
 
+def note_program(log: CompileLog, name: str, program: Program) -> None:
+    """Add a step to a log whose result is a program.
+
+    Args:
+        log: The log.
+        name: The name of the step.
+        program: The program; ops that may use fewer bits of float32 operands are counted.
+    """
+    _note_program(log, name, program, _precisions_of(program))
+
+
 def _note_program(log: CompileLog, name: str, program: Program, more: str = "") -> None:
     log.note(name, _size_of(program) + more, lambda: program_text(program))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -53,7 +54,7 @@ class DeviceState:
         tensors = compiled.program.graph.tensors
         shapes = {name: tensors[variable].host_shape for name, variable in self._variables.items()}
         self._host = HostTensors(module, shapes, fixed=fixed)
-        self.writes = HostWrites()
+        self.writes = HostWrites(self._host.present)
         if not fixed:
             with host_weights.without_sync():
                 self.writes.note(self._host.find(self._variables))
@@ -219,6 +220,9 @@ class DeviceState:
         Args:
             values: The results of ``read_update_states`` of that program, by the parameter's name
                 in this one. A kind that is missing starts from its initial value.
+
+        Raises:
+            Error: A state has another shape. Nothing is written.
         """
         tensors, taken = self._program.graph.tensors, {}
         for parameter, found in values.items():
@@ -227,6 +231,8 @@ class DeviceState:
                 value = found.get(state.kind)
                 if value is None:
                     value = self._initial_value(state, parameter, tensors[variable].host_shape)
+                elif value.numel() != math.prod(tensors[variable].host_shape):
+                    raise _misfit(state.name, value, tensors[variable].host_shape)
                 taken[variable] = (value * state.scale).to(state.dtype)
         if taken:
             with _native.translated_errors():
@@ -311,12 +317,8 @@ class DeviceState:
             if name not in known:
                 continue
             shape = self._program.graph.tensors[known[name]].host_shape
-            given = tuple(value.shape)
-            if given != shape:
-                raise Error(
-                    f"The optimizer state '{name}' has the shape {given}; on the device it has the "
-                    f"shape {shape}. Load a state of an optimizer of this model."
-                )
+            if tuple(value.shape) != shape:
+                raise _misfit(name, value, shape)
 
     def write_state(self, tensors: dict[str, torch.Tensor]) -> None:
         """Write states and hyper-parameters to the device; ignore names unknown to the program."""
@@ -379,3 +381,10 @@ def _shared(
 def _log_lines(lines: Iterable[str]) -> None:
     for line in lines:
         logs.python.debug("%s", line)
+
+
+def _misfit(name: str, given: torch.Tensor, shape: Sequence[int]) -> Error:
+    return Error(
+        f"The optimizer state '{name}' has the shape {tuple(given.shape)}; on the device it has "
+        f"the shape {tuple(shape)}. Load a state of an optimizer of this model."
+    )

@@ -80,7 +80,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
     ) -> None:
         """Make the parts of an executor; there is no program yet."""
         training = optimizer is not None
-        settings = SettingsThen(wrapped or self._user_model, training=training)
+        settings = SettingsThen(self._user_model if wrapped is None else wrapped, training=training)
         channel = profiling.Channel(
             "poptorch." + ("trainingModel" if training else "inferenceModel")
         )

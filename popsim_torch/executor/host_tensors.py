@@ -39,6 +39,10 @@ class HostTensors:
             tied[id(tensor)].append(name)
         self._aliases = {name: tied[id(tensors[name])] for name in shapes}
 
+    def present(self) -> Mapping[str, torch.Tensor]:
+        """Return the tensors that the model has now by all of their names; do not fetch weights."""
+        return named_tensors(self._module) if self._fixed is None else self._fixed
+
     def find(self, names: Iterable[str], *, what_fits: bool = False) -> dict[str, torch.Tensor]:
         """Return tensors of the model by name, detached; do not fetch weights.
 
@@ -49,7 +53,7 @@ class HostTensors:
         Raises:
             Error: One of the tensors has changed, and ``what_fits`` is not set.
         """
-        present = named_tensors(self._module) if self._fixed is None else self._fixed
+        present = self.present()
         found: dict[str, torch.Tensor] = {}
         name_of: dict[int, str] = {}
         problems = []

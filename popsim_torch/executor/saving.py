@@ -14,7 +14,7 @@ from popsim_torch import logs
 from popsim_torch.compile_hooks import around_compilation
 from popsim_torch.errors import Error, InternalError
 from popsim_torch.executor import host_weights
-from popsim_torch.executor.compile import fit_to_host
+from popsim_torch.executor.compile import fit_to_host, note_program
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.dump import Dump
@@ -122,6 +122,8 @@ def build_stored(
     """
     try:
         with around_compilation():
+            log = CompileLog(Dump.from_environment("loaded"))
+            note_program(log, "read the file", stored.program)
             compiled = fit_to_host(
                 stored.program,
                 dataclasses.replace(
@@ -132,7 +134,7 @@ def build_stored(
                 stored.call.spec(warned),
                 stored.outputs,
                 stored.plan,
-                CompileLog(Dump.from_environment("loaded")),
+                log,
                 watches=options._watching is not None,
                 observations=options._observations,
             )
@@ -210,7 +212,8 @@ def check_same_program(file: ExecutableFile, program: Program) -> None:
         file.path,
         "the file was made from another model, or with other options or another optimizer: its "
         f"program differs from that of this model. {_difference(stored, program)} The modules must "
-        "be in the mode (train or eval) that they had when the file was made.",
+        "be in the mode (train or eval) that they had when the file was made, and PyTorch must "
+        "have the settings of that time, such as torch.set_float32_matmul_precision.",
     )
 
 

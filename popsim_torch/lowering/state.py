@@ -81,6 +81,19 @@ class StateLowering:
                 "they have now: %s",
                 _in_one_line(frozen),
             )
+        lost = self._traced.lost_changes()
+        counted = [
+            name
+            for name, node in zip(buffers, nodes, strict=False)
+            if node in lost and _is_read(node)
+        ]
+        if counted:
+            logs.python.warning(
+                "forward changes %s, which is a constant: each run begins with the former value. "
+                "Make it a buffer of floating-point numbers, such as torch.zeros(()): changes of "
+                "those last.",
+                _in_one_line(counted),
+            )
 
     def write_changes(self) -> None:
         """Write new values of buffers back, and record which inputs were changed."""
@@ -181,6 +194,19 @@ class StateLowering:
     def _stage_of_change(self, node: torch.fx.Node) -> int:
         source: Any = self._changes[node].args[1]
         return origin_of(source).stage
+
+
+def _is_read(placeholder: torch.fx.Node) -> bool:
+    """Return whether results depend on a buffer; a counter of batch norm only counts."""
+    seen, todo = {placeholder}, [placeholder]
+    while todo:
+        for user in todo.pop().users:
+            if user.op == "output":
+                return True
+            if user not in seen:
+                seen.add(user)
+                todo.append(user)
+    return False
 
 
 def _in_one_line(names: list[str]) -> str:

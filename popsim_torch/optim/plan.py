@@ -420,10 +420,16 @@ class OptimizerPlan:
             RMSprop are not compared; the compiled structure stays.
         """
         for name, mode in self.modes.items():
-            if name not in new.modes or new.modes[name] != mode:
+            if name not in new.modes:
+                raise Error(
+                    f"{name} do not match: the model was compiled with {mode}, but the step of the "
+                    "new optimizer has to be traced, because of maximize, amsgrad, hooks or a step "
+                    "of its own. Compile a new model for it."
+                )
+            if new.modes[name] != mode:
                 raise Error(
                     f"{name} do not match: the model was compiled with {mode}, the new optimizer "
-                    f"has {new.modes.get(name)}. Compile a new model for it."
+                    f"has {new.modes[name]}. Compile a new model for it."
                 )
         if self.groups != new.groups:
             raise Error(_group_difference(self.groups, new.groups))

@@ -187,8 +187,8 @@ def plan_updates(
         targets.append((target, parameter))
     if left_out:
         logs.python.warning(
-            "%s does not update these parameters, which are in none of its groups: %s",
-            *(rule.type_name, ", ".join(left_out)),
+            "The optimizer does not update these parameters, which are in none of its groups: %s",
+            ", ".join(left_out),
         )
     updates: Sequence[ParameterUpdate]
     if rule.traced:

@@ -21,7 +21,13 @@ from popsim_torch.optim.captures import unwrapped
 from popsim_torch.optim.nested import path_name
 from popsim_torch.optim.plan import HyperParameter
 from popsim_torch.optim.rules import Rule
-from popsim_torch.optim.step_source import StepSource, changes_step, has_step_hooks, needs_closure
+from popsim_torch.optim.step_source import (
+    StepSource,
+    changes_step,
+    has_step_hooks,
+    is_initialised,
+    needs_closure,
+)
 
 __all__ = [
     "AttributeRecord",
@@ -217,6 +223,7 @@ def read_optimizer(
             f"Unsupported optimizer type {type(optimizer).__name__}: pass an object of a class "
             "that is derived from torch.optim.Optimizer."
         )
+    _check_initialised(optimizer)
     rule = _read_rule(optimizer)
     if not rule.traced:
         _warn_of_subclass(optimizer, rule.type_name)
@@ -224,6 +231,8 @@ def read_optimizer(
         known_attributes = None  # attributes of another type cannot be compared
     if known_attributes is None:
         _warn_of_ignored(optimizer)
+        if not rule.traced:
+            _warn_of_dampening(optimizer)
     attributes = AttributeRecord.of(optimizer, rule.type_name)
     if known_attributes is not None:
         attributes = known_attributes.joined(attributes, relax_checks=relax_checks)
@@ -353,6 +362,36 @@ def is_traced(optimizer: torch.optim.Optimizer) -> bool:
     return (
         any(group.get("amsgrad") or group.get("maximize") for group in groups) or len(centered) > 1
     )
+
+
+def _check_initialised(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose class does not call the initialisation of PyTorch's.
+
+    (A wrapper of another optimizer, which seldom does, is refused for that later.)
+
+    Raises:
+        AssertionError: It is one of them.
+    """
+    inner = any(isinstance(one, torch.optim.Optimizer) for one in vars(optimizer).values())
+    if not inner and not is_initialised(optimizer):
+        name = type(optimizer).__name__
+        raise UsageAssertionError(
+            f"Unsupported optimizer {name}: it has no state and no defaults yet. "
+            f"{name}.__init__ has to call super().__init__(parameters, defaults)."
+        )
+
+
+def _warn_of_dampening(optimizer: torch.optim.Optimizer) -> None:
+    """Warn of dampening in an optimizer of PyTorch's, whose first step is another one there."""
+    if isinstance(optimizer, optim.Optimizer):
+        return
+    if any(group.get("dampening") and group.get("momentum") for group in optimizer.param_groups):
+        _logger.warning(
+            "SGD: dampening applies from the first step on, as in PopTorch. In eager PyTorch the "
+            "momentum begins with the whole gradient, so the weights differ from the first step "
+            "on. For its rule, add a hook, optimizer.register_step_post_hook(lambda *_: None): "
+            "then the device does what the optimizer's own step does."
+        )
 
 
 def _check_traceable(optimizer: torch.optim.Optimizer) -> None:

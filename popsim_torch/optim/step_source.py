@@ -15,7 +15,14 @@ import torch
 from popsim_torch.optim.base import Optimizer
 from popsim_torch.optim.nested import Path, is_number, leaves
 
-__all__ = ["StepSource", "changes_step", "has_step_hooks", "needs_closure", "note_own_hook"]
+__all__ = [
+    "StepSource",
+    "changes_step",
+    "has_step_hooks",
+    "is_initialised",
+    "needs_closure",
+    "note_own_hook",
+]
 
 # What the traced step has its own of.
 _PARTS = frozenset({"param_groups", "state"})
@@ -64,6 +71,11 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the user has hooks of the step, which may change gradients and weights."""
     hooks = (hook for name in _HOOKS for hook in getattr(optimizer, name, {}).values())
     return any(hook not in _own_hooks for hook in hooks)
+
+
+def is_initialised(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether the initialisation of PyTorch's base class has run."""
+    return hasattr(optimizer, "defaults") and all(name in vars(optimizer) for name in _HOOKS)
 
 
 def needs_closure(kind: type[torch.optim.Optimizer]) -> bool:

@@ -31,7 +31,7 @@ from popsim_torch.optimizer_steps.numbers import python_numbers
 from popsim_torch.optimizer_steps.runs import Given, Outcome, StepRuns
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
-from popsim_torch.private_torch.fake import FakeTensorMode
+from popsim_torch.private_torch.fake import FakeTensorMode, without_tracebacks
 from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.trace.graph.functionalise import functionalise_graph
 
@@ -81,7 +81,7 @@ class _Deriver:
 
         kind = self._source.kind
         inputs = self._inputs(cells)
-        with torch.no_grad(), python_numbers(kind), self._fakes:
+        with torch.no_grad(), python_numbers(kind), without_tracebacks(), self._fakes:
             module = record_graph(flat)(*inputs)
         module, _ = functionalise_graph(module, ())
         like_weights(module, len(self._slots))
@@ -262,12 +262,14 @@ class _Deriver:
         extra = set(outcome.cells) - {cell.key for cell in cells}
         if missing or extra:
             keys = {*extra, *(cell.key for cell in missing)}
-            names = dict.fromkeys(sorted(repr(path_name(key[2])) for key in keys))
+            names = dict.fromkeys(sorted(map(_shown, keys)))
+            of_groups = any(owner == "group" for _, owner, _ in keys)
             raise Error(
                 f"The step of {self._source.kind.__name__} adds or removes states after its first "
                 f"run ({', '.join(names)}). On the device, states are the same in every step. Make "
-                "all of them in the first step; for the last n gradients, one tensor with n rows "
-                "and a count."
+                "all of them in the first step"
+                + (", and numbers of groups in the constructor; " if of_groups else "; ")
+                + "for the last n gradients, one tensor with n rows and a count."
             )
         weights = [
             weight.to(slot.dtype) for weight, slot in zip(outcome.weights, self._slots, strict=True)
@@ -374,6 +376,13 @@ def _fill_of(node: torch.fx.Node) -> float | None:
         value: Any = node.args[-1]
         return float(value) if isinstance(value, (int, float)) else None
     return None
+
+
+def _shown(key: CellKey) -> str:
+    _, owner, path = key
+    return (
+        f"'{path_name(path[1])}' of group {path[0]}" if owner == "group" else repr(path_name(path))
+    )
 
 
 def _failed(source: StepSource, error: Exception) -> Error:

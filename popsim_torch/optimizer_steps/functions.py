@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from popsim_torch.errors import Error
+from popsim_torch.optimizer_steps.mistakes import called, check_call
 from popsim_torch.optimizer_steps.numbers import Choices, StepNumber, StepTruth
 
 __all__ = ["StepFunctions"]
@@ -41,6 +42,7 @@ class StepFunctions(TorchFunctionMode):
         """Call a function of PyTorch."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
+        check_call(name)
         if name in _WIDER:
             return args[0].to(torch.float32)
         args, kwargs = _narrowed(args), {key: _narrowed(one) for key, one in kwargs.items()}
@@ -55,7 +57,7 @@ class StepFunctions(TorchFunctionMode):
         if name == "__setitem__" and _is_masked_fill(*args):
             return _fill_at_mask(*args)
         if not _holds_numbers([*args, *kwargs.values()]):
-            return func(*args, **kwargs)
+            return called(func, args, kwargs)
         return self._with_numbers(func, name, list(args), kwargs)
 
     def _property(self, func: Any, name: str, args: Sequence[Any]) -> Any:

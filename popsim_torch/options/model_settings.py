@@ -129,10 +129,13 @@ class SettingsThen:
         model: The model.
         training: Whether the executor trains the model; otherwise counts and reductions are
             ignored.
+
+    Attributes:
+        model: The model.
     """
 
     def __init__(self, model: nn.Module, *, training: bool) -> None:
-        self._model = model
+        self.model = model
         self._training = training
         self._num_calls = num_calls()
         self._then = self._now()
@@ -158,7 +161,7 @@ class SettingsThen:
     def _now(self) -> list[tuple[str, list[tuple[str, Any]]]]:
         """Return the changes of options: for each owner, setters and values."""
         found = []
-        for _, one in settings_of([self._model]):
+        for _, one in settings_of([self.model]):
             changes = [(each.setter, each.value) for each in one.settings.changes(self._training)]
             if changes:
                 found.append((one.owner, changes))

@@ -7,6 +7,10 @@ this package can trace.
 Checked: 2.13.
 """
 
+import contextlib
+import logging
+from collections.abc import Iterator
+
 import torch
 from torch._subclasses.fake_impls import op_implementations_dict as FAKE_RULES
 from torch._subclasses.fake_impls import register_op_impl
@@ -22,7 +26,6 @@ from torch._subclasses.fake_tensor import (
 
 __all__ = [
     "FAKE_RULES",
-    "FAKE_TENSOR_LOGGER",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeMaker",
@@ -32,10 +35,20 @@ __all__ = [
     "is_fake",
     "register_op_impl",
     "unset_fake_temporarily",
+    "without_tracebacks",
 ]
 
-# This logger repeats the messages of exceptions.
-FAKE_TENSOR_LOGGER = "torch._subclasses.fake_tensor"
+
+@contextlib.contextmanager
+def without_tracebacks() -> Iterator[None]:
+    """Keep torch from logging a traceback for an error that is raised anyway."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 class FakeMaker:

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 import torch.fx
 import torch.nn.functional as F
+from torch.fx.node import map_aggregate
 
 from popsim_torch import logs
 from popsim_torch.errors import Error, NoLossError
 from popsim_torch.private_torch.modules import BACKWARD_HOOK_NODE
+from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.trace.books.leaves import leaves_of
-from popsim_torch.trace.graph.traced_tensors import find_node
+from popsim_torch.trace.graph.markers import MARK
+from popsim_torch.trace.graph.traced_tensors import find_node, host_computation
 
 _LOSS_NAMES = (
     "binary_cross_entropy",
@@ -127,23 +130,79 @@ def behind_hooks(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.T
     return loss
 
 
-def warn_of_terms_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
-    """Warn of an output that adds to the loss what would have to be trained on, too.
+def warn_of_numbers_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+    """Warn of an output that eager PyTorch would be trained on, with other gradients.
+
+    This is a sum of the loss and of terms with parameters, or a number that changes by another
+    amount than the loss, if the loss itself is not returned.
 
     Args:
         loss: The loss that training starts from; it has a gradient.
         outputs: The outputs of forward.
     """
-    for output in outputs:
-        is_number = output.grad_fn is not None and output.numel() == 1
-        if is_number and _feeds(loss, output) and leaves_of(output, beside=loss):
-            logs.python.warning(
-                "trainingModel: forward returns a number that is computed from the loss and from "
-                "other terms with parameters. Training starts at the loss function, as in "
-                "PopTorch, so the other terms have no gradient. To train on the sum, return "
-                'poptorch.identity_loss(loss + term, reduction="sum").'
-            )
-            return
+    numbers = [output for output in outputs if output.grad_fn is not None and output.numel() == 1]
+    behind = [number for number in numbers if _feeds(loss, number)]
+    if any(leaves_of(number, beside=loss) for number in behind):
+        logs.python.warning(
+            "trainingModel: forward returns a number that is computed from the loss and from "
+            "other terms with parameters. Training starts at the loss function, as in "
+            "PopTorch, so the other terms have no gradient. To train on the sum, return "
+            'poptorch.identity_loss(loss + term, reduction="sum").'
+        )
+        return
+    is_returned = any(_origin(output) is _origin(loss) for output in outputs)
+    if behind and not is_returned and not any(_moves_with(loss, number) for number in behind):
+        logs.python.warning(
+            "trainingModel: forward returns a number that is computed from the loss, and not the "
+            "loss itself. Training starts at the loss function, as in PopTorch, so a factor "
+            "behind it, such as in loss / 4, does not change the gradients. To train on what "
+            'forward returns, return poptorch.identity_loss(number, reduction="sum").'
+        )
+
+
+def _moves_with(loss: torch.Tensor, number: torch.Tensor) -> bool:
+    """Return whether a number that is computed from the loss always changes by the same amount."""
+    start, end = find_node(loss), find_node(number)
+    if start is None or end is None:
+        return False
+    with host_computation():
+        values = [_computed_from(start, given, end) for given in (1.0, 2.0, 4.0)]
+    if any(value is None for value in values):
+        return False
+    one, two, four = (value for value in values if value is not None)
+    return math.isclose(two - one, 1, rel_tol=1e-2) and math.isclose(four - two, 2, rel_tol=1e-2)
+
+
+def _computed_from(start: torch.fx.Node, given: float, end: torch.fx.Node) -> float | None:
+    """Return what a node gives if another one gives a number; None if it needs a third one."""
+    like: torch.Tensor = start.meta["val"]
+    values = {start: torch.full(like.shape, given, dtype=like.dtype, device="cpu")}
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, torch.fx.Node):
+            return values[value]
+        return torch.device("cpu") if isinstance(value, torch.device) else value
+
+    todo = [end]
+    while todo:
+        node = todo[-1]
+        missing = [operand for operand in node.all_input_nodes if operand not in values]
+        if node in values:
+            todo.pop()
+        elif node.op != "call_function" or node < start:
+            return None
+        elif missing:
+            todo += missing
+        elif node.target is MARK:
+            values[node] = values[node.all_input_nodes[0]]
+        elif not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+            return None
+        else:
+            function: Any = node.target
+            args: Any = map_aggregate(node.args, argument)
+            kwargs: Any = map_aggregate(node.kwargs, argument)
+            values[node] = function(*args, **kwargs)
+    return float(values[end])
 
 
 def _combinations(

@@ -128,15 +128,19 @@ def _warn_of_changes(module: nn.Module, before: Mapping[str, Any]) -> None:
         )
 
 
-def _warn_of_new_buffers(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
-    """Warn of buffers that forward registers."""
-    new = [name for name, one in module.named_buffers() if name not in given and _holds_fake(one)]
-    if new:
-        logs.python.warning(
-            "forward registers buffers: %s. They end with the recording of the program, and each "
-            "run of it makes them anew. Register buffers before the model is compiled.",
-            ", ".join(new),
-        )
+def _warn_of_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """Warn of parameters and buffers that forward registers."""
+    for kind, found, effect in (
+        ("parameters", module.named_parameters(), "no optimizer trains them"),
+        ("buffers", module.named_buffers(), "each run of it makes them anew"),
+    ):
+        new = [name for name, one in found if name not in given and _holds_fake(one)]
+        if new:
+            logs.python.warning(
+                "forward registers %s: %s. They end with the recording of the program, and %s. "
+                "Register %s before the model is compiled.",
+                *(kind, ", ".join(new), effect, kind),
+            )
 
 
 def _refill(container: Any, content: Any) -> None:
@@ -190,7 +194,7 @@ def check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    _warn_of_new_buffers(module, given)
+    _warn_of_new_tensors(module, given)
     for name, tensor in given.items():
         kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
         if name not in now:

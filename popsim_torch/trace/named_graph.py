@@ -106,6 +106,14 @@ class NamedGraph:
         """
         return [node for node in self.nodes if is_mutating(node) and self._lasts(node)]
 
+    def lost_changes(self) -> set[torch.fx.Node]:
+        """Return the placeholders of constants that forward changes: each run begins anew."""
+        return {
+            node.args[0]  # type: ignore[misc]
+            for node in self.nodes
+            if is_mutating(node) and not self._lasts(node)
+        }
+
     def _lasts(self, write: torch.fx.Node) -> bool:
         target: Any = write.args[0]
         is_input = self.placeholders.index(target) >= self.first_input

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.trace.books.known_values import checked_by_device
+from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
 
 _INDEX_FILLS: dict[Any, bool] = {  # whether the call changes its argument
@@ -37,6 +40,8 @@ def static_call(
         weights = [*args[2:], kwargs.get("fweights"), kwargs.get("aweights")]
         if any(weight is not None for weight in weights):
             return functools.partial(_cov, *args, **kwargs)
+    if func in (torch.istft, torch.Tensor.istft):
+        return functools.partial(_istft, *args, **kwargs)
     if func is torch.Tensor.__setitem__:
         x, mask, value = args
         if isinstance(mask, tuple) and len(mask) == 1:
@@ -90,6 +95,19 @@ def _index_fill(
         )
     mask = torch.zeros(x.shape, dtype=torch.bool, device=DEVICE).index_fill(dim, index, True)
     return _where(x, mask, value, in_place=in_place)
+
+
+def _istft(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """Compute ``torch.istft``, whose check of the window is made in each run."""
+    message = (
+        "istft: window overlap add min is zero: the frames leave a gap, where the signal cannot be "
+        "computed. Use another window, a smaller hop_length, or center=True."
+    )
+    try:
+        with checked_by_device(message), DisableTorchFunction():
+            return torch.istft(*args, **kwargs)
+    except RuntimeError as error:
+        raise eager_error(error, torch.istft, args, kwargs) or error from None
 
 
 def _cov(

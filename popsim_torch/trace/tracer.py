@@ -20,11 +20,11 @@ from popsim_torch.enums import OverlapMode
 from popsim_torch.errors import Error
 from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.fake import (
-    FAKE_TENSOR_LOGGER,
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     UnsupportedOperatorException,
+    without_tracebacks,
 )
 from popsim_torch.private_torch.graph_modules import make_graph_module
 from popsim_torch.private_torch.modes import function_modes
@@ -53,7 +53,7 @@ from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
 from popsim_torch.trace.graph.traced_tensors import TraceMode, find_node
 from popsim_torch.trace.join_slices import join_slices
-from popsim_torch.trace.losses import behind_hooks, find_final_loss, warn_of_terms_behind
+from popsim_torch.trace.losses import behind_hooks, find_final_loss, warn_of_numbers_behind
 from popsim_torch.trace.module_state import (
     TracedState,
     attributes_kept,
@@ -118,7 +118,7 @@ class _Tracer:
             with (
                 self._mode,
                 recording(),
-                _quiet(),
+                without_tracebacks(),
                 self._translated_errors(),
                 observed_backward(self._recorder.hook),
                 autocast_regions(),
@@ -311,7 +311,7 @@ class _Tracer:
             )
             return []
         loss = behind_hooks(loss, outputs)
-        warn_of_terms_behind(loss, outputs)
+        warn_of_numbers_behind(loss, outputs)
         loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
@@ -358,18 +358,6 @@ def _check_not_accumulated(parameters: Mapping[str, torch.Tensor]) -> None:
                 "Use torch.autograd.grad there, or backward(inputs=[...]), and add the value "
                 "to train on to the loss."
             )
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from logging a traceback for an error that is raised anyway."""
-    logger = logging.getLogger(FAKE_TENSOR_LOGGER)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextmanager

@@ -348,6 +348,60 @@ OF_REAL = {
 }
 
 
+class Spectrum(nn.Module):
+    """Goes to the spectrum and back, with a window that only a run knows."""
+
+    def __init__(self, window):
+        super().__init__()
+        self.register_buffer("window", window)
+        self.gain = nn.Parameter(torch.ones(64))
+
+    def forward(self, x):
+        window = self.window.sqrt()
+        z = torch.stft(x * self.gain, 16, 4, window=window, return_complex=True)
+        y = torch.istft(z * 2, 16, 4, window=window, length=48)
+        y = y + (z * 0.5).istft(16, 4, window=window, length=48)
+        return y, poptorch.identity_loss(y.square().mean(), reduction="none")
+
+
+def test_a_signal_comes_back_from_its_spectrum_with_the_window_of_a_buffer():
+    net = Spectrum(torch.hann_window(16))
+    eager = copy.deepcopy(net)
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(3))
+    training = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=1.0))
+    y, loss = training(x)
+    expected, expected_loss = eager(x)
+    expected_loss.backward()
+    assert_close(y, expected)
+    assert_close(loss, expected_loss)
+    assert_close(net.gain, eager.gain - eager.gain.grad)
+
+
+def test_a_window_that_leaves_a_gap_is_an_error_of_the_run():
+    net = Spectrum(torch.hann_window(16))
+    model = poptorch.inferenceModel(net)
+    x = torch.randn(2, 64)
+    model(x)
+    net.window.zero_()
+    model.copyWeightsToDevice()
+    with pytest.raises(
+        poptorch.Error, match=r"test_complex.py:\d+\): istft: window overlap add min"
+    ):
+        model(x)
+    net.window.fill_(1)
+    model.copyWeightsToDevice()
+    assert_close(model(x)[0], net(x)[0])
+
+
+def test_a_known_window_that_leaves_a_gap_is_an_error_of_the_compilation():
+    class Gap(nn.Module):
+        def forward(self, z):
+            return torch.istft(z, 16, window=torch.hann_window(16, device=z.device), center=False)
+
+    with pytest.raises(poptorch.Error, match=r"overlap add min .*test_complex.py:\d+"):
+        poptorch.inferenceModel(Gap())(torch.ones(9, 20, dtype=torch.cfloat))
+
+
 @pytest.mark.parametrize("name", OF_REAL)
 def test_functions_of_real_numbers(name, monkeypatch):
     monkeypatch.setenv("POPSIM_VERIFY_PASSES", "1")

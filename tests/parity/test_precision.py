@@ -236,6 +236,22 @@ def test_a_file_keeps_the_precision(tmp_path):
     loaded = poptorch.load(str(tmp_path / "model.popsim"))
     assert precisions(loaded) == {"matmul": {"bf16"}}
     assert torch.equal(loaded(x), expected)
+    assert "1 ops with float32 operands as bf16" in str(loaded.compile_log())
+
+
+def test_an_executable_of_another_precision_is_refused_until_the_setting_is_back(tmp_path):
+    x, module = torch.randn(256, 300), nn.Linear(300, 200)
+    torch.set_float32_matmul_precision("medium")
+    model = poptorch.inferenceModel(module, quiet_options())
+    model.compileAndExport(str(tmp_path / "model.poptorch"), x)
+    expected = model(x)
+    torch.set_float32_matmul_precision("highest")
+    second = poptorch.inferenceModel(module, quiet_options())
+    with pytest.raises(poptorch.Error, match=r"precision='bf16'.*set_float32_matmul_precision"):
+        second.loadExecutable(str(tmp_path / "model.poptorch"))
+    torch.set_float32_matmul_precision("medium")
+    second.loadExecutable(str(tmp_path / "model.poptorch"))
+    assert torch.equal(second(x), expected)
 
 
 def test_the_cache_keeps_programs_of_each_precision(tmp_path):

@@ -108,6 +108,28 @@ def test_the_compiler_is_back_afterwards():
     assert len(runs) == before + 1
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_a_compiled_module_is_the_model(training):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, x, y):
+            out = self.fc(x)
+            return out, F.cross_entropy(out, y)
+
+        def __bool__(self):
+            raise AssertionError("nobody asks whether a model is true")
+
+    net = Model()
+    expected = net(torch.ones(2, 4), torch.tensor([0, 2]))[0]
+    compiled = torch.compile(net, backend="eager")  # (its len() is that of the module)
+    model = poptorch.trainingModel(compiled) if training else poptorch.inferenceModel(compiled)
+    out, _ = model(torch.ones(2, 4), torch.tensor([0, 2]))
+    assert torch.allclose(out, expected, atol=1e-6)
+
+
 class OnTheHost(nn.Module):
     """Makes tensors in many ways; its own were made on the CPU."""
 

@@ -10,9 +10,11 @@ change in place: only the graph decides.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -65,6 +67,9 @@ _ILL_DEFINED = (
     "its gradient is ill-defined. Use a loss that does not change when a vector is multiplied by a "
     "complex number of magnitude 1, such as one of abs()."
 )
+# What the device has to find in a check of PyTorch's that is being recorded, if its result is not
+# known: a number that is zero; else this message.
+_check_later: ContextVar[str | None] = ContextVar("popsim_torch_check_later", default=None)
 _MASKS = (torch.bool, torch.uint8)
 _SPELT = {
     "item": "tensor.item() or tensor.tolist()",
@@ -140,11 +145,22 @@ class KnownValues(TorchDispatchMode):
         if torch.Tag.data_dependent_output in func.tags:
             if func is aten.allclose.default and args[2:] == _TOLERANCES and is_in_own_gradient():
                 return _checked_later(*args)
+            if (message := _check_later.get()) is not None:
+                return self._check(args[0], message)
             arguments = tree_map_only(torch.Tensor, self._value, (args, kwargs))
             return _on_host(func, arguments)
         if torch.Tag.dynamic_output_shape in func.tags and not has_fixed_shapes(func, kwargs):
             return self._of_dynamic_shape(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _check(self, tensor: torch.Tensor, message: str) -> bool:
+        """Check that a number is zero, in each run if it is not known; return that it is."""
+        value = self.find(tensor)
+        if value is None:
+            torch.ops.aten._assert_async.msg(tensor.logical_not(), message)
+        elif _on_host(bool, ((value,), {})):
+            raise Error(f"{message}{user_line(' This is the call at ')}.")
+        return False
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a host tensor with the present values of a tensor; None if they are not known."""
@@ -325,6 +341,20 @@ class KnownValues(TorchDispatchMode):
         result = target(*args, **kwargs)
         # Memory of the device that was never written has zeros.
         return result.zero_() if opname(target) in _UNSET else result
+
+
+@contextlib.contextmanager
+def checked_by_device(message: str) -> Iterator[None]:
+    """Let the device make the check of a function that reads whether something is wrong.
+
+    Args:
+        message: The message of the error that a run raises.
+    """
+    token = _check_later.set(message)
+    try:
+        yield
+    finally:
+        _check_later.reset(token)
 
 
 def reads_device(tensor: torch.Tensor, call: str = "") -> Error:

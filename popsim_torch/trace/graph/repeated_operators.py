@@ -203,6 +203,8 @@ class RepeatedOperators(TorchDispatchMode):
 
 def _form(tracer: Any, node: torch.fx.Node, call: _Call, results: Any) -> _Form | None:
     """Return what an operator has returned; None if this file would not make the same."""
+    if results is None:
+        return None
     sequence = type(results) if type(results) in (tuple, list) else None
     values = results if sequence else (results,)
     parts = [node]

@@ -1,6 +1,7 @@
 """What a user changes after a model is compiled, or forward changes for its next call, is told."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -140,6 +141,10 @@ def register(module, x):
     module.register_buffer("late", x.mean(0))
 
 
+def make(module, x):
+    module.made = nn.Parameter(torch.ones(4))
+
+
 def show(module, x):
     module.shown = x * 2
 
@@ -150,6 +155,7 @@ def show(module, x):
         (count, "changes the attribute 'steps' from 0 to 1"),
         (average, "assigns a tensor to the attribute 'average'"),
         (register, "registers buffers: late"),
+        (make, "registers parameters: made. They end with the recording of the program, and no"),
         (show, None),
     ],
 )
@@ -175,3 +181,118 @@ def test_anomaly_detection_is_warned_of(caplog):
         compiled(True)
         assert torch.is_anomaly_enabled()
     assert len(warnings(caplog, "Options.watch()")) == 1
+
+
+@both
+def test_a_replaced_module_is_warned_of_once(training, caplog):
+    net, model = compiled(training)
+    net.drop = nn.Identity()
+    model(X)
+    model(X)
+    (record,) = warnings(caplog, "runs as before")
+    assert "The module 'drop' was replaced or removed" in record.getMessage()
+
+
+@both
+def test_an_added_module_is_warned_of(training, caplog):
+    net, model = compiled(training)
+    net.fc.more = nn.Identity()
+    model(X)
+    (record,) = warnings(caplog, "runs as before")
+    assert "The module 'fc.more' was added" in record.getMessage()
+
+
+@both
+def test_replaced_weights_are_warned_of_until_they_are_copied(training, caplog):
+    net, model = compiled(training)
+    net.fc.weight = nn.Parameter(torch.ones(4, 4))
+    model.copyWeightsToDevice()
+    model(X)
+    assert not warnings(caplog, "changed on the host")
+    net.fc.bias = nn.Parameter(torch.ones(4))
+    model(X)
+    model(X)
+    (record,) = warnings(caplog, "changed on the host")
+    assert "'fc.bias'" in record.getMessage()
+
+
+@both
+def test_other_modules_and_equal_weights_are_not_warned_of(training, caplog):
+    net, model = compiled(training)
+    Net()
+    net.fc.weight = nn.Parameter(net.fc.weight.detach().clone())
+    model(X)
+    assert not warnings(caplog, "runs as before")
+    assert not warnings(caplog, "changed on the host")
+
+
+class Numbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale, self.mode, self.unread = 2.0, "double", 1
+        self.drop = nn.Dropout(0.0)
+        self.shift = nn.Parameter(torch.zeros(4))
+
+    def forward(self, x):
+        y = self.drop(x) * self.scale if self.mode == "double" else x
+        return y, poptorch.identity_loss((y + self.shift).mean(), reduction="none")
+
+
+numbers = {
+    "number": (lambda net: setattr(net, "scale", 3.0), "'scale' of the model is 3.0 now"),
+    "string": (lambda net: setattr(net, "mode", "single"), "'mode' of the model is 'single' now"),
+    "tensor": (lambda net: setattr(net, "scale", torch.ones(4)), "'scale' .* is a Tensor now"),
+    "none": (lambda net: setattr(net, "mode", None), "'mode' .* is a NoneType now"),
+    "deleted": (lambda net: delattr(net, "mode"), "'mode' of the model was deleted"),
+    "of a layer": (lambda net: setattr(net.drop, "p", 0.5), "'p' of the module 'drop' is 0.5"),
+}
+
+
+@both
+@pytest.mark.parametrize(("change", "text"), numbers.values(), ids=numbers)
+def test_another_number_in_an_attribute_is_warned_of_once(training, change, text, caplog):
+    net, model = compiled(training, Numbers())
+    for _ in range(20):
+        model(X)
+    assert not warnings(caplog, "runs as before")
+    change(net)
+    for _ in range(20):
+        y, _ = model(X)
+    (record,) = warnings(caplog, "runs as before")
+    assert re.search(text, record.getMessage())
+    assert "inferenceModel or trainingModel once more" in record.getMessage()
+    assert torch.equal(y, X * 2)
+
+
+def test_a_number_that_changed_before_the_compilation_is_warned_of(caplog):
+    net = Numbers()
+    model = poptorch.inferenceModel(net)
+    net.scale = 5.0
+    for _ in range(20):
+        y, _ = model(X)
+    (record,) = warnings(caplog, "runs as before")
+    assert "is 5.0 now, and was 2.0" in record.getMessage()
+    assert torch.equal(y, X * 2)
+
+
+@both
+def test_what_forward_does_not_read_is_not_warned_of(training, caplog):
+    net, model = compiled(training, Numbers())
+    net.unread = 2
+    net.other = 3
+    for _ in range(20):
+        model(X)
+    assert not warnings(caplog, "runs as before")
+
+
+def test_the_counter_of_batch_norm_is_no_change_of_forward(caplog):
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return poptorch.identity_loss(self.norm(x).square().mean(), reduction="none")
+
+    compiled(True, Normed())
+    assert not warnings(caplog, "forward changes")

@@ -231,3 +231,58 @@ def test_every_loss_of_torch_is_known():
     public = {name for name in dir(F) if name.endswith("_loss") and not name.startswith("_")}
     known = {function.__name__ for function in LOSS_FUNCTIONS}
     assert public <= known
+
+
+# Numbers behind the loss
+
+
+class Behind(nn.Module):
+    def __init__(self, finish):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("factor", torch.tensor(0.5))
+        self._finish = finish
+
+    def forward(self, x):
+        out = self.fc(x)
+        return self._finish(self, F.mse_loss(out, TRUTH))
+
+
+def warnings_of(finish, caplog):
+    net = Behind(finish)
+    model = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    model(X)
+    return [one.getMessage() for one in caplog.records if "Training starts at" in one.getMessage()]
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda net, loss: loss * 3,
+        lambda net, loss: {"loss": loss / 4},
+        lambda net, loss: loss * net.factor,
+        lambda net, loss: loss * torch.tensor(0.5),
+        lambda net, loss: (net.factor * 2, loss.exp()),
+    ],
+)
+def test_a_number_with_other_gradients_than_the_loss_is_warned_of(finish, caplog):
+    (message,) = warnings_of(finish, caplog)
+    assert "is computed from the loss, and not the loss itself" in message
+    assert "poptorch.identity_loss(number" in message
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda net, loss: loss,
+        lambda net, loss: (loss, loss * 3, loss.exp()),
+        lambda net, loss: loss.view(1),
+        lambda net, loss: loss.mean().clone(),
+        lambda net, loss: loss + 1,
+        lambda net, loss: (net.factor * 2, loss.detach() * 3),
+        lambda net, loss: poptorch.identity_loss(loss * 3, "sum"),
+        lambda net, loss: loss.div_(4),
+    ],
+)
+def test_numbers_with_the_gradients_of_the_loss_are_not_warned_of(finish, caplog):
+    assert not warnings_of(finish, caplog)

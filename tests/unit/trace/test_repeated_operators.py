@@ -152,3 +152,16 @@ def test_most_calls_of_a_deep_model_are_repeated(monkeypatch):
         and node.target is not torch.ops.popsim.mark.default
     ]
     assert len(asked) > 0.9 * len(made)
+
+
+def test_an_operator_without_results_may_be_called_again():
+    class Asserts(torch.nn.Module):
+        def forward(self, x):
+            torch._assert_async((x < 9).all())
+            torch._assert_async((x > 0).all())
+            return x + 1
+
+    model = poptorch.inferenceModel(Asserts())
+    assert torch.equal(model(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(poptorch.Error, match="_assert_async"):
+        model(-torch.ones(3))
