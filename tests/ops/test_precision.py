@@ -12,10 +12,11 @@ import torch
 from popsim_torch import _native
 from popsim_torch.errors import InternalError
 from tests.ops.convolution_problem import ConvolutionProblem
+from tests.ops.num_threads import threads
 from tests.ops.one_op import LAYOUTS, run_op
 from tests.ops.test_attention import Case as Attention
 from tests.ops.test_large_convolution import CASES as CONVOLUTIONS
-from tests.ops.test_recurrent import MODES, Layer, assert_layer
+from tests.ops.test_recurrent import GATES, MODES, Layer, Program, assert_layer
 
 pytestmark = pytest.mark.usefixtures("tile_units")
 F32 = torch.float32
@@ -197,13 +198,68 @@ def test_attention(precision):
         assert (mine.double() - theirs).abs().max() <= share * theirs.abs().max()
 
 
+# Steps, batch, inputs, hidden: few rows; part of a vector of units; more rows than a block has;
+# depths that are no multiple of a step of the units.
+LAYERS = [(12, 16, 64, 96), (40, 12, 5, 70), (6, 40, 33, 50), (6, 33, 16, 34)]
+
+
 # The gradient of relu jumps where a rounded sum is zero.
+@pytest.mark.parametrize("size", LAYERS, ids=str)
 @pytest.mark.parametrize(
     ("mode", "precision"),
     [(m, p) for m in MODES for p in PRECISIONS if (m, p) != ("rnn_relu", "bf16")],
 )
-def test_recurrent_layers(mode, precision):
-    assert_layer(Layer(mode, 12, 16, 64, 96, precision=precision))
+def test_recurrent_layers(mode, precision, size):
+    assert_layer(Layer(mode, *size, precision=precision))
+
+
+def forward(layer, operands):
+    program = Program(layer)
+    outputs = program.forward([program.input(operand) for operand in operands])
+    return program.run([output for output in outputs if output is not None])
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_steps_of_a_recurrent_layer_use_the_units(mode, precision, tile_units):
+    if tile_units != "emulated":
+        pytest.skip("only emulated units count")
+    if _native.target() not in ("avx512", "amx"):
+        pytest.skip("the steps use the units only beside vectors of 16 numbers")
+    layer = Layer(mode, 12, 16, 1, 64, precision=precision)
+    before = _native.num_emulated_products()
+    forward(layer, layer.operands())
+    # One tile of rows; two steps of the units along the depth.
+    products = 12 * GATES[mode] * (64 // 16) * 2
+    assert _native.num_emulated_products() - before == TILE_PRODUCTS[precision] * products
+
+
+@pytest.mark.parametrize("value", [1e30, float("inf"), float("nan")])
+@pytest.mark.parametrize("where", [1, 4], ids=["h0", "weight"])
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_steps_with_numbers_that_units_cannot_multiply(mode, where, value):
+    """They are multiplied whole: the results are those of the whole precision."""
+    whole, reduced = (Layer(mode, 10, 40, 3, 48, precision=p) for p in (None, "tf32"))
+    torch.manual_seed(0)
+    operands = whole.operands()
+    operands[where][7, 5] = value
+    results = zip(forward(whole, operands), forward(reduced, operands), strict=True)
+    for expected, actual in results:
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("size", [(12, 16, 8, 128), (5, 80, 8, 64)], ids=["units", "rows"])
+@pytest.mark.parametrize("mode", ["lstm", "gru"])
+def test_threads_change_no_bit_of_steps_on_the_units(mode, size):
+    layer = Layer(mode, *size, precision="tf32")
+    torch.manual_seed(0)
+    operands = layer.operands()
+    results = []
+    for number in (1, 2, 3):
+        with threads(number):
+            results.append(forward(layer, operands))
+    for other in results[1:]:
+        assert all(map(torch.equal, results[0], other))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "dense/tile/block_kernel.h"
+#include "dense/tile/row_kernel.h"
 #include "processor/target.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
@@ -39,6 +40,20 @@ constexpr Configuration kConfiguration;
 
 std::atomic<bool> emulated = false;
 
+// Returns make<Units>() for the units in use.
+template <typename Function, typename Make>
+Function choose([[maybe_unused]] const Make& make) {
+  Function function = nullptr;
+#if defined(__x86_64__)
+  if (emulated) function = make.template operator()<EmulatedUnits>();
+#endif
+#if defined(POPSIM_PROCESSOR_UNITS)
+  if (!emulated) function = make.template operator()<ProcessorUnits>();
+#endif
+  check_internal(function != nullptr, "no matrix units in use");
+  return function;
+}
+
 }  // namespace
 
 bool has_tile_units() { return emulated || processor_has_units(); }
@@ -60,18 +75,14 @@ int64_t num_emulated_products() {
 }
 
 BlockFunction block_function(int num_parts) {
-  BlockFunction function = nullptr;
-#if defined(__x86_64__)
-  if (emulated) function = block_function_of<EmulatedUnits>(num_parts);
-#endif
-#if defined(POPSIM_PROCESSOR_UNITS)
-  if (!emulated) {
-    function = block_function_of<ProcessorUnits>(num_parts);
-  }
-#endif
-  check_internal(function != nullptr, "block_function: no units for ",
-                 num_parts, " parts");
-  return function;
+  return choose<BlockFunction>(
+      [&]<typename Units>() { return block_function_of<Units>(num_parts); });
+}
+
+RowFunction row_function(int num_parts, int64_t num_vectors) {
+  return choose<RowFunction>([&]<typename Units>() {
+    return row_function_of<Units>(num_parts, num_vectors);
+  });
 }
 
 #if defined(POPSIM_PROCESSOR_UNITS)

@@ -57,6 +57,26 @@ inline void add_block(const float* from, float* to) {
 // `num_parts` is the number of parts of each operand: 1, 2 or 3.
 [[nodiscard]] BlockFunction block_function(int num_parts);
 
+// A vector of sums has kTileRows columns. Both operands are packed in blocks
+// (PartBlock): of the rows, only the first tile of a step counts; of the
+// columns, a block has two vectors.
+struct RowProduct {
+  const uint16_t* a;
+  const uint16_t* b;
+  int64_t block;  // numbers between blocks of b
+  int64_t num_steps;
+  float* sums;
+  int64_t sum_stride;  // between rows
+};
+
+using RowFunction = void (*)(const RowProduct&);
+
+inline constexpr int64_t kMaxRowVectors = 4;
+
+// Multiplies at most kTileRows rows with 1 to kMaxRowVectors vectors of
+// columns. The sums have the same bits as those of blocks.
+[[nodiscard]] RowFunction row_function(int num_parts, int64_t num_vectors);
+
 // Configures this thread's units for a scope.
 class TileScope {
  public:

@@ -55,6 +55,17 @@ class Panels {
          std::optional<Passes> passes = {});
 
   [[nodiscard]] int64_t count() const { return count_; }
+  // The vectors of a panel.
+  [[nodiscard]] int64_t vectors() const { return vectors_; }
+  [[nodiscard]] int64_t width() const { return vectors_ * kLanes; }
+  [[nodiscard]] int64_t hidden() const { return hidden_; }
+  [[nodiscard]] int64_t depth() const { return depth_; }
+  [[nodiscard]] int64_t gate_of(int64_t vector) const {
+    return gates_ == 1 ? 0 : vector;
+  }
+  [[nodiscard]] int64_t unit_of(int64_t panel, int64_t vector) const {
+    return gates_ == 1 ? (panel * vectors_ + vector) * kLanes : panel * kLanes;
+  }
   [[nodiscard]] int64_t panel_floats() const { return depth_ * width(); }
   [[nodiscard]] size_t bytes() const {
     return static_cast<size_t>(count_ * panel_floats()) * sizeof(float);
@@ -73,9 +84,15 @@ class Panels {
   // `unit` on, at most one vector of them; the product of a row with the
   // weights of gate g is at product + g * stride. `a` is the first row; the
   // rows are `lda` apart.
-  template <typename Visit>
+  // Several visits come one after the other for each panel and some rows.
+  template <typename... Visits>
   void multiply(const float* packed, const float* a, int64_t lda, Range rows,
-                Range panels, Visit&& visit) const;
+                Range panels, const Visits&... visits) const;
+  // Does the same for a panel and `count` rows whose products are known, one
+  // row after the other.
+  template <typename Visit>
+  void visit_products(const float* products, int64_t panel, int64_t first,
+                      int64_t count, const Visit& visit) const;
   // Calls visit(row, unit, count) for the same units, without a product.
   template <typename Visit>
   void for_each(Range rows, Range panels, Visit&& visit) const;
@@ -83,13 +100,6 @@ class Panels {
  private:
   // The shares for packing the panels.
   [[nodiscard]] threads::Shares shares() const;
-  [[nodiscard]] int64_t width() const { return vectors_ * kLanes; }
-  [[nodiscard]] int64_t gate_of(int64_t vector) const {
-    return gates_ == 1 ? 0 : vector;
-  }
-  [[nodiscard]] int64_t unit_of(int64_t panel, int64_t vector) const {
-    return gates_ == 1 ? (panel * vectors_ + vector) * kLanes : panel * kLanes;
-  }
   void multiply_panel(const float* panel, const float* a, int64_t lda,
                       int64_t rows, float* out) const;
 
@@ -101,24 +111,30 @@ class Panels {
   int64_t count_;
 };
 
-template <typename Visit>
+template <typename... Visits>
 void Panels::multiply(const float* packed, const float* a, int64_t lda,
-                      Range rows, Range panels, Visit&& visit) const {
+                      Range rows, Range panels, const Visits&... visits) const {
   alignas(64) float products[kGroupRows * kMaxPanelFloats];
-  const int64_t pieces = gates_ == 1 ? vectors_ : 1;
   for (int64_t first = rows.begin; first < rows.end; first += kGroupRows) {
     const int64_t count = std::min(kGroupRows, rows.end - first);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
       multiply_panel(packed + panel * panel_floats(), a + first * lda, lda,
                      count, products);
-      for (int64_t row = 0; row < count; ++row) {
-        for (int64_t piece = 0; piece < pieces; ++piece) {
-          const int64_t unit = unit_of(panel, piece);
-          if (unit >= hidden_) break;
-          visit(first + row, unit, std::min(kLanes, hidden_ - unit),
-                products + row * width() + piece * kLanes, kLanes);
-        }
-      }
+      (visit_products(products, panel, first, count, visits), ...);
+    }
+  }
+}
+
+template <typename Visit>
+void Panels::visit_products(const float* products, int64_t panel, int64_t first,
+                            int64_t count, const Visit& visit) const {
+  const int64_t pieces = gates_ == 1 ? vectors_ : 1;
+  for (int64_t row = 0; row < count; ++row) {
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      const int64_t unit = unit_of(panel, piece);
+      if (unit >= hidden_) break;
+      visit(first + row, unit, std::min(kLanes, hidden_ - unit),
+            products + row * width() + piece * kLanes, kLanes);
     }
   }
 }

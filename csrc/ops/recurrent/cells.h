@@ -79,14 +79,17 @@ struct Place {
          load(step.grad_h + place.row * step.grad_h_stride + unit, place.count);
 }
 
+// A cell computes a step in two phases, each for all rows of a panel: the
+// gates, whose values are independent of each other, and the state. So the
+// processor need not wait for one after the other.
 struct Lstm {
   static constexpr int64_t kGates = 4;
   static constexpr bool kHasState = true;
   static constexpr bool kTwoGradients = false;
   static constexpr bool kCarries = true;
 
-  static void forward(const ForwardStep& step, const Place& place,
-                      const float* product, int64_t stride) {
+  static void forward_gates(const ForwardStep& step, const Place& place,
+                            const float* product, int64_t stride) {
     const auto [row, at, gate_at, n] = place;
     float* gates = step.gates + gate_at;
     const auto gate = [&](int64_t index) {
@@ -97,12 +100,22 @@ struct Lstm {
     const Vec forget = sigmoid(gate(1));
     const Vec candidate = tanh(gate(2));
     const Vec output = sigmoid(gate(3));
-    const Vec state =
-        forget * load(step.state_before + at, n) + input * candidate;
     store(input, gates, n);
     store(forget, gates + step.hidden, n);
     store(candidate, gates + 2 * step.hidden, n);
     store(output, gates + 3 * step.hidden, n);
+  }
+
+  static void forward_state(const ForwardStep& step, const Place& place,
+                            const float* /*product*/, int64_t /*stride*/) {
+    const auto [row, at, gate_at, n] = place;
+    const float* gates = step.gates + gate_at;
+    const Vec input = load(gates, n);
+    const Vec forget = load(gates + step.hidden, n);
+    const Vec candidate = load(gates + 2 * step.hidden, n);
+    const Vec output = load(gates + 3 * step.hidden, n);
+    const Vec state =
+        forget * load(step.state_before + at, n) + input * candidate;
     store(state, step.state + at, n);
     store(output * tanh(state), step.h + at, n);
   }
@@ -139,8 +152,8 @@ struct Gru {
   static constexpr bool kTwoGradients = true;
   static constexpr bool kCarries = true;
 
-  static void forward(const ForwardStep& step, const Place& place,
-                      const float* product, int64_t stride) {
+  static void forward_gates(const ForwardStep& step, const Place& place,
+                            const float* product, int64_t stride) {
     const auto [row, at, gate_at, n] = place;
     float* gates = step.gates + gate_at;
     const auto gate = [&](int64_t index) {
@@ -149,14 +162,22 @@ struct Gru {
     };
     const Vec reset = sigmoid(gate(0));
     const Vec update = sigmoid(gate(1));
+    store(reset, gates, n);
+    store(update, gates + step.hidden, n);
+  }
+
+  static void forward_state(const ForwardStep& step, const Place& place,
+                            const float* product, int64_t stride) {
+    const auto [row, at, gate_at, n] = place;
+    float* gates = step.gates + gate_at;
+    const Vec reset = load(gates, n);
+    const Vec update = load(gates + step.hidden, n);
     Vec state = load(product + 2 * stride, n);
     if (step.bias_new != nullptr) {
       state = state + load(step.bias_new + at - row * step.hidden, n);
     }
     const Vec candidate =
         tanh(load(gates + 2 * step.hidden, n) + reset * state);
-    store(reset, gates, n);
-    store(update, gates + step.hidden, n);
     store(candidate, gates + 2 * step.hidden, n);
     if (step.state != nullptr) store(state, step.state + at, n);
     store(candidate + update * (load(step.h_before + at, n) - candidate),
@@ -200,8 +221,11 @@ struct Plain {
   static constexpr bool kTwoGradients = false;
   static constexpr bool kCarries = false;
 
-  static void forward(const ForwardStep& step, const Place& place,
-                      const float* product, int64_t /*stride*/) {
+  static void forward_gates(const ForwardStep& /*step*/, const Place& /*place*/,
+                            const float* /*product*/, int64_t /*stride*/) {}
+
+  static void forward_state(const ForwardStep& step, const Place& place,
+                            const float* product, int64_t /*stride*/) {
     const Vec sum =
         load(step.h + place.at, place.count) + load(product, place.count);
     // clamp_min keeps a NaN.

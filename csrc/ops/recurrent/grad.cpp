@@ -10,7 +10,7 @@
 
 #include "ops/op_def.h"
 #include "ops/recurrent/layer.h"
-#include "ops/recurrent/steps.h"
+#include "ops/recurrent/step_product.h"
 #include "ops/work.h"
 
 namespace popsim::ops {
@@ -20,8 +20,8 @@ using recurrent::column_sums;
 using recurrent::Dims;
 using recurrent::MaybeInput;
 using recurrent::MaybeOutput;
+using recurrent::Part;
 using recurrent::Scratch;
-using threads::Range;
 
 enum Input : size_t {
   kGradY,
@@ -76,6 +76,7 @@ class RecurrentGradKernel final : public Kernel {
     const float* y;
     const float* gates;
     const float* state;
+    const float* weight_hidden;
     float* grad_input_gates;
     float* grad_hidden_gates;
     float* carry;
@@ -84,13 +85,13 @@ class RecurrentGradKernel final : public Kernel {
   [[nodiscard]] Memory load(const RunContext& context, char* workspace) const;
   [[nodiscard]] recurrent::BackwardStep step_memory(const Memory& memory,
                                                     int64_t index) const;
-  void run_steps(const Memory& memory, const float* packed) const;
-  void run_step(const Memory& memory, const float* packed, int64_t index,
-                Range rows, Range panels) const;
+  void run_steps(const Memory& memory, char* workspace) const;
+  void run_step(const Memory& memory, char* workspace, int64_t index,
+                const Part& part) const;
   void round_gates(const recurrent::BackwardStep& step, int64_t gate_at,
                    int64_t count) const;
-  void write_grad_h0(const Memory& memory, const float* packed, Range rows,
-                     Range panels) const;
+  void write_grad_h0(const Memory& memory, char* workspace,
+                     const Part& part) const;
   const float* load_h_before(const Memory& memory, char* workspace) const;
   void write_weights(const RunContext& context, const Memory& memory,
                      char* workspace) const;
@@ -115,9 +116,7 @@ class RecurrentGradKernel final : public Kernel {
   MaybeOutput grad_weight_hidden_;
   MaybeOutput grad_bias_input_;
   MaybeOutput grad_bias_hidden_;
-  dense::Panels panels_;
-  recurrent::Split split_;
-  Scratch packed_;
+  recurrent::StepProduct steps_;
   Scratch input_gates_;
   Scratch hidden_gates_;
   Scratch carry_;
@@ -160,11 +159,9 @@ RecurrentGradKernel<Cell>::RecurrentGradKernel(const OpView& op)
       grad_weight_hidden_(op, kGradWeightHidden, workspace_),
       grad_bias_input_(op, kGradBiasInput, workspace_),
       grad_bias_hidden_(op, kGradBiasHidden, workspace_),
-      panels_(1, dims_.hidden, dims_.gate_columns(),
-              dims_.passes(dims_.gate_columns())),
-      split_(dims_.steps, dims_.batch, panels_),
-      packed_(static_cast<int64_t>(panels_.bytes() / sizeof(float)),
-              workspace_),
+      steps_(dims_,
+             {.gates = 1, .depth = dims_.gate_columns(), .transposed = true},
+             workspace_),
       input_gates_(Cell::kTwoGradients ? dims_.gate_floats() : 0, workspace_),
       hidden_gates_(dims_.gate_floats(), workspace_),
       carry_(dims_.state_floats(), workspace_),
@@ -193,6 +190,7 @@ auto RecurrentGradKernel<Cell>::load(const RunContext& context,
                 .y = y_.load(context, workspace),
                 .gates = gates_.load(context, workspace),
                 .state = state_.load(context, workspace),
+                .weight_hidden = weight_hidden_.load(context, workspace),
                 .grad_input_gates = nullptr,
                 .grad_hidden_gates = hidden_gates_.in(workspace),
                 .carry = carry_.in(workspace),
@@ -242,9 +240,9 @@ recurrent::BackwardStep RecurrentGradKernel<Cell>::step_memory(
 }
 
 template <typename Cell>
-void RecurrentGradKernel<Cell>::run_step(const Memory& memory,
-                                         const float* packed, int64_t index,
-                                         Range rows, Range panels) const {
+void RecurrentGradKernel<Cell>::run_step(const Memory& memory, char* workspace,
+                                         int64_t index,
+                                         const Part& part) const {
   const int64_t hidden = dims_.hidden;
   const recurrent::BackwardStep step = step_memory(memory, index);
   const auto visit = [&](int64_t row, int64_t unit, int64_t count,
@@ -254,15 +252,14 @@ void RecurrentGradKernel<Cell>::run_step(const Memory& memory,
     if (dims_.half_partials) round_gates(step, gate_at, count);
   };
   if (index == 0) {
-    panels_.for_each(
-        rows, panels, [&](int64_t row, int64_t unit, int64_t count) {
-          visit(row, unit, count, memory.last + row * hidden + unit);
-        });
+    steps_.for_each(part, [&](int64_t row, int64_t unit, int64_t count) {
+      visit(row, unit, count, memory.last + row * hidden + unit);
+    });
     return;
   }
   const float* grads = step_memory(memory, index - 1).grad_hidden_gates;
-  panels_.multiply(
-      packed, grads, dims_.gate_columns(), rows, panels,
+  steps_.multiply(
+      memory.weight_hidden, workspace, grads, part,
       [&](int64_t row, int64_t unit, int64_t count, const float* product,
           int64_t /*stride*/) { visit(row, unit, count, product); });
 }
@@ -282,32 +279,33 @@ void RecurrentGradKernel<Cell>::round_gates(const recurrent::BackwardStep& step,
 
 template <typename Cell>
 void RecurrentGradKernel<Cell>::write_grad_h0(const Memory& memory,
-                                              const float* packed, Range rows,
-                                              Range panels) const {
+                                              char* workspace,
+                                              const Part& part) const {
   const float* grads = step_memory(memory, dims_.steps - 1).grad_hidden_gates;
-  panels_.multiply(packed, grads, dims_.gate_columns(), rows, panels,
-                   [&](int64_t row, int64_t unit, int64_t count,
-                       const float* product, int64_t /*stride*/) {
-                     const int64_t at = row * dims_.hidden + unit;
-                     recurrent::Vec sum = recurrent::load(product, count);
-                     if (Cell::kTwoGradients) {
-                       sum = sum + recurrent::load(memory.carry + at, count);
-                     }
-                     recurrent::store(sum, memory.last + at, count);
-                   });
+  steps_.multiply(memory.weight_hidden, workspace, grads, part,
+                  [&](int64_t row, int64_t unit, int64_t count,
+                      const float* product, int64_t /*stride*/) {
+                    const int64_t at = row * dims_.hidden + unit;
+                    recurrent::Vec sum = recurrent::load(product, count);
+                    if (Cell::kTwoGradients) {
+                      sum = sum + recurrent::load(memory.carry + at, count);
+                    }
+                    recurrent::store(sum, memory.last + at, count);
+                  });
 }
 
 template <typename Cell>
 void RecurrentGradKernel<Cell>::run_steps(const Memory& memory,
-                                          const float* packed) const {
+                                          char* workspace) const {
   const int64_t steps = dims_.steps + (grad_h0_ ? 1 : 0);
-  split_.run(steps, [&](int64_t index, Range rows, Range panels) {
-    if (index < dims_.steps) {
-      run_step(memory, packed, index, rows, panels);
-    } else {
-      write_grad_h0(memory, packed, rows, panels);
-    }
-  });
+  steps_.run(memory.weight_hidden, workspace, steps,
+             [&](int64_t index, const Part& part) {
+               if (index < dims_.steps) {
+                 run_step(memory, workspace, index, part);
+               } else {
+                 write_grad_h0(memory, workspace, part);
+               }
+             });
 }
 
 // The h at the beginning of each step, in the order of the gates' gradients.
@@ -351,9 +349,7 @@ template <typename Cell>
 void RecurrentGradKernel<Cell>::run(const RunContext& context) {
   char* workspace = workspace_.memory();
   const Memory memory = load(context, workspace);
-  float* packed = packed_.in(workspace);
-  panels_.pack(weight_hidden_.load(context, workspace), packed);
-  run_steps(memory, packed);
+  run_steps(memory, workspace);
   grad_h0_.write(context, workspace, [&](float* out) {
     std::copy_n(memory.last, dims_.state_floats(), out);
   });

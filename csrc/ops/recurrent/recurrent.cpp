@@ -8,7 +8,7 @@
 
 #include "ops/op_def.h"
 #include "ops/recurrent/layer.h"
-#include "ops/recurrent/steps.h"
+#include "ops/recurrent/step_product.h"
 #include "ops/work.h"
 
 namespace popsim::ops {
@@ -49,11 +49,10 @@ class RecurrentKernel final : public Kernel {
         y_(op.output_id(kY), op.output(kY), workspace_),
         gates_(op, kGates, workspace_),
         state_(op, kState, workspace_),
-        panels_(dims_.gates, dims_.hidden, dims_.hidden,
-                dims_.passes(dims_.hidden)),
-        split_(dims_.steps, dims_.batch, panels_),
-        packed_(static_cast<int64_t>(panels_.bytes() / sizeof(float)),
-                workspace_),
+        steps_(
+            dims_,
+            {.gates = dims_.gates, .depth = dims_.hidden, .transposed = false},
+            workspace_),
         bias_(dims_.gate_columns(), workspace_),
         own_gates_(gates_ || Cell::kGates == 1 ? 0 : dims_.gate_floats(),
                    workspace_),
@@ -97,9 +96,7 @@ class RecurrentKernel final : public Kernel {
   FloatOutput y_;
   MaybeOutput gates_;
   MaybeOutput state_;
-  dense::Panels panels_;
-  recurrent::Split split_;
-  Scratch packed_;
+  recurrent::StepProduct steps_;
   Scratch bias_;
   // Memory that replaces a missing output of the op.
   Scratch own_gates_;
@@ -167,28 +164,33 @@ void RecurrentKernel<Cell>::run(const RunContext& context) {
   if (Cell::kTwoGradients && bias_hidden_) {
     memory.bias_new = bias_hidden_.load(context, workspace) + 2 * dims_.hidden;
   }
-  float* packed = packed_.in(workspace);
-  panels_.pack_transposed(weight_hidden_.load(context, workspace), packed);
   product_.run(
       x_.load(context, workspace), weight_input_.load(context, workspace),
       bias_input_ ? bias_.in(workspace) : nullptr, memory.gates, workspace);
   const int64_t hidden = dims_.hidden;
-  split_.run(dims_.steps, [&](int64_t index, threads::Range rows,
-                              threads::Range panels) {
+  const float* weights = weight_hidden_.load(context, workspace);
+  const auto run_step = [&](int64_t index, const recurrent::Part& part) {
     const recurrent::ForwardStep step = step_memory(memory, index);
-    panels_.multiply(packed, step.h_before, hidden, rows, panels,
-                     [&](int64_t row, int64_t unit, int64_t count,
-                         const float* product, int64_t stride) {
-                       const int64_t at = row * hidden + unit;
-                       Cell::forward(
-                           step,
-                           {row, at, row * Cell::kGates * hidden + unit, count},
-                           product, stride);
-                       if (dims_.half_partials) {
-                         recurrent::round_to_half(step.h + at, count);
-                       }
-                     });
-  });
+    const auto place = [&](int64_t row, int64_t unit,
+                           int64_t count) -> recurrent::Place {
+      return {row, row * hidden + unit, row * Cell::kGates * hidden + unit,
+              count};
+    };
+    steps_.multiply(
+        weights, workspace, step.h_before, part,
+        [&](int64_t row, int64_t unit, int64_t count, const float* product,
+            int64_t stride) {
+          Cell::forward_gates(step, place(row, unit, count), product, stride);
+        },
+        [&](int64_t row, int64_t unit, int64_t count, const float* product,
+            int64_t stride) {
+          Cell::forward_state(step, place(row, unit, count), product, stride);
+          if (dims_.half_partials) {
+            recurrent::round_to_half(step.h + row * hidden + unit, count);
+          }
+        });
+  };
+  steps_.run(weights, workspace, dims_.steps, run_step);
   y_.store(context, workspace);
   gates_.store(context, workspace);
   state_.store(context, workspace);
