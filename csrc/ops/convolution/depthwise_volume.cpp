@@ -88,13 +88,16 @@ struct Rows {
   int64_t kernel_length;
 
   Rows(const ConvolutionSpec& spec, bool backward)
-      : rows(combine(taps_along(spec, 0, backward),
-                     taps_along(spec, 1, backward),
-                     (backward ? spec.output_size : spec.input_size)[1],
-                     spec.kernel_size[1])),
-        positions(taps_along(spec, 2, backward)),
-        source_length((backward ? spec.output_size : spec.input_size)[2]),
-        kernel_length(spec.kernel_size[2]) {}
+      : rows({{{.source = 0, .element = 0}}}),
+        positions(taps_along(spec, spec.kernel_size.size() - 1, backward)),
+        source_length((backward ? spec.output_size : spec.input_size).back()),
+        kernel_length(spec.kernel_size.back()) {
+    for (size_t axis = 0; axis + 1 < spec.kernel_size.size(); ++axis) {
+      rows = combine(rows, taps_along(spec, axis, backward),
+                     (backward ? spec.output_size : spec.input_size)[axis],
+                     spec.kernel_size[axis]);
+    }
+  }
 };
 
 // Calls body(vectors, first, lanes) for blocks of channels: of several whole
@@ -226,7 +229,7 @@ class DepthwiseVolumeGradWeight final : public dense::Convolution {
       : channels_(spec.out_channels),
         size_(count_of(spec.kernel_size) * channels_),
         input_size_(count_of(spec.input_size) * channels_),
-        stride_(spec.stride[2]),
+        stride_(spec.stride.back()),
         rows_(spec, false),
         tasks_(threads::multiplications(spec.batch *
                                         count_of(spec.output_size) * size_),

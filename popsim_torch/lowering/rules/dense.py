@@ -178,7 +178,7 @@ def _image(
     """Add the result of a convolution, with channels last if the kernels support it."""
     _stride, _padding, _dilation, transposed, _output_padding, groups = arguments
     shape = tuple(int(size) for size in like.shape)
-    if len(shape) == 4 and not transposed and groups == 1:
+    if len(shape) == 4 and not transposed:
         return builder.image(like.dtype, shape)
     if len(shape) == 5 and not transposed and groups > 1 and weight.shape[:2] == (groups, 1):
         batch, channels, *sizes = shape
