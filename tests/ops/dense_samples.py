@@ -112,6 +112,7 @@ CONVOLUTIONS = [
     *convolutions("pointwise", (4, 96, 14, 14), (160, 96, 1, 1)),
     *convolutions("groups", (6, 32, 28, 28), (32, 8, 3, 3), padding=1, groups=4),
     *convolutions("depthwise", (8, 32, 28, 28), (32, 1, 3, 3), padding=1, groups=32),
+    *convolutions("deep_depthwise", (3, 40, 8, 12, 14), (40, 1, 3, 3, 3), padding=1, groups=40),
     *convolutions("line", (6, 40, 900), (50, 40, 5)),
     *convolutions("volume", (2, 16, 12, 14, 16), (24, 16, 3, 3, 3), stride=2, padding=1),
     *convolutions(

@@ -13,6 +13,7 @@
 
 #include "ops/convolution/aten.h"
 #include "ops/convolution/depthwise.h"
+#include "ops/convolution/depthwise_volume.h"
 #include "ops/convolution/half.h"
 #include "ops/convolution/products.h"
 #include "ops/convolution/roles.h"
@@ -70,6 +71,7 @@ void set_order(dense::ConvolutionSpec& spec, Slot slot, Order order) {
 
 std::unique_ptr<dense::Convolution> choose(const dense::ConvolutionSpec& spec,
                                            ConvolutionPass pass) {
+  if (auto volume = create_depthwise_volume(spec, pass)) return volume;
   if (auto products = create_product_convolution(spec, pass)) return products;
   if (auto channels = create_depthwise_grad_weight(spec, pass)) return channels;
   return dense::create_convolution(spec, pass);
@@ -94,7 +96,8 @@ class DenseConvolution final : public Kernel {
     if (!g.transposed) {
       for (const auto& [index, slot] : roles.inputs) {
         // Reordering an operand takes less time than its products.
-        const bool last = moves_channels_last(spec, roles.pass);
+        const bool last =
+            is_depthwise_volume(spec) || moves_channels_last(spec, roles.pass);
         set_order(spec, slot,
                   last ? Order::kChannelsLast : order_of(op.input(index)));
       }

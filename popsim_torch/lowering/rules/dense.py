@@ -169,12 +169,22 @@ def _convolution_attributes(
     }
 
 
-def _image(builder: Builder, like: torch.Tensor | Tensor, arguments: tuple[Any, ...]) -> Tensor:
+def _image(
+    builder: Builder,
+    like: torch.Tensor | Tensor,
+    weight: Tensor,
+    arguments: tuple[Any, ...],
+) -> Tensor:
     """Add the result of a convolution, with channels last if the kernels support it."""
     _stride, _padding, _dilation, transposed, _output_padding, groups = arguments
-    shape = tuple(like.shape)
-    if len(shape) == 4 and not transposed and groups == 1:
+    shape = tuple(int(size) for size in like.shape)
+    if len(shape) == 4 and not transposed:
         return builder.image(like.dtype, shape)
+    if len(shape) == 5 and not transposed and groups > 1 and weight.shape[:2] == (groups, 1):
+        batch, channels, *sizes = shape
+        root = builder.value(like.dtype, (batch, *sizes, channels))
+        first, *between, last = root.strides
+        return builder.graph.add_view(root, shape, (first, last, *between), 0)
     return builder.value(like.dtype, shape)
 
 
@@ -183,7 +193,7 @@ def _convolution(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     inputs = [builder.tensor(x), builder.tensor(weight)]
     if bias is not None:
         inputs.append(builder.tensor(bias))
-    out = _image(builder, node.meta["val"], node.args[3:9])
+    out = _image(builder, node.meta["val"], inputs[1], node.args[3:9])
     attributes = _convolution_attributes(builder, node, inputs[0], node.args[3:9])
     builder.op("convolution", inputs, [out], attributes, place=place)
     return out
@@ -196,7 +206,7 @@ def _convolution_backward(builder: Builder, node: torch.fx.Node, place: Place) -
     used = builder.used_results(node)
     for_x = for_weight = for_bias = None
     if mask[0] and 0 in used:
-        for_x = _image(builder, x, node.args[4:10])
+        for_x = _image(builder, x, weight, node.args[4:10])
         builder.op(
             "convolution_grad_input",
             [gradient, weight],
