@@ -42,6 +42,15 @@ struct Panel {
   bool last;
 };
 
+// Whether a chunk of the right operand makes strips of the output, which are
+// faster to write than short rows, and all threads have enough of them.
+bool has_long_strips(const MatmulSpec& spec, int num_parts) {
+  const int64_t num_steps = ceil_div(spec.k, kStepDepth);
+  const int64_t block_bytes = num_steps * num_parts * 4 * kTileNumbers;
+  return num_steps <= kMinPanelSteps && spec.m >= 8 * kBlock &&
+         block_bytes * StripWriter::kMostBlocks <= kResidentBytes;
+}
+
 // Each thread keeps a chunk of one operand, the resident one, packed in its
 // cache. It packs blocks of the other operand, the streamed one, and multiplies
 // each with the whole chunk. If the chunk would be too small otherwise, both
@@ -51,7 +60,7 @@ class TileMatmul final : public Matmul {
   explicit TileMatmul(const MatmulSpec& spec)
       : spec_(spec),
         num_parts_(num_parts_of(spec.significant_bits)),
-        b_resident_(spec.n <= spec.m),
+        b_resident_(spec.n <= spec.m || has_long_strips(spec, num_parts_)),
         a_(operand(spec.m, TileOrder::kRows)),
         b_(operand(spec.n, TileOrder::kPairs)),
         resident_(b_resident_ ? b_ : a_),
@@ -119,15 +128,32 @@ class TileMatmul final : public Matmul {
   // The workspace contains the chunk, a block for each share, the sums of
   // squares, and the sums of all blocks between panels.
   [[nodiscard]] int64_t chunk_bytes() const { return chunk_ * block_bytes(); }
+  // The number of blocks that are written together. Those of a resident left
+  // operand are not adjacent along the rows; and sums that are the result are
+  // written without reading anything.
+  [[nodiscard]] int64_t strip_blocks() const {
+    if (!b_resident_ || (num_panels_ == 1 && writer_.plain())) return 1;
+    return std::min(chunk_, StripWriter::kMostBlocks);
+  }
+  [[nodiscard]] int64_t strip_bytes() const {
+    return strip_blocks() * kBlockNumbers * static_cast<int64_t>(sizeof(float));
+  }
   [[nodiscard]] int64_t packed_bytes() const {
-    return chunk_bytes() + blocks_.limit() * block_bytes() +
+    return chunk_bytes() + blocks_.limit() * (block_bytes() + strip_bytes()) +
            ceil_div(chunk_, kTileRows) * kTileRows *
                static_cast<int64_t>(sizeof(float));
+  }
+  // The sums of the blocks that a share writes together.
+  [[nodiscard]] float* strip(char* workspace, int64_t share) const {
+    return reinterpret_cast<float*>(workspace + chunk_bytes() +
+                                    blocks_.limit() * block_bytes() +
+                                    share * strip_bytes());
   }
   // The sums of squares of the blocks of the chunk.
   [[nodiscard]] float* squares(char* workspace) const {
     return reinterpret_cast<float*>(workspace + chunk_bytes() +
-                                    blocks_.limit() * block_bytes());
+                                    blocks_.limit() *
+                                        (block_bytes() + strip_bytes()));
   }
   [[nodiscard]] int64_t item_bytes() const {
     const int64_t blocks = a_.num_blocks * b_.num_blocks;
@@ -185,6 +211,8 @@ class TileMatmul final : public Matmul {
     const float* squares = this->squares(call.workspace);
     blocks_.run([&](int64_t share, threads::Range blocks) {
       const TileScope tiles;
+      StripWriter writer(writer_, call.operands, strip(call.workspace, share),
+                         strip_blocks());
       auto* block = reinterpret_cast<uint16_t*>(call.workspace + chunk_bytes() +
                                                 share * block_bytes());
       for (int64_t i = blocks.begin; i < blocks.end; ++i) {
@@ -197,8 +225,10 @@ class TileMatmul final : public Matmul {
               call.workspace + (j - first) * block_bytes());
           compute(call, panel,
                   b_resident_ ? Block{i, j, block, resident, ordinary}
-                              : Block{j, i, resident, block, ordinary});
+                              : Block{j, i, resident, block, ordinary},
+                  writer);
         }
+        writer.write();
       }
     });
   }
@@ -244,90 +274,55 @@ class TileMatmul final : public Matmul {
             .steps = steps_.data()};
   }
 
-  // The sums of a block in memory.
-  struct Sums {
-    float* data;
-    int64_t stride;  // between rows
-  };
-
-  // The sums of earlier panels for a block, or the memory for this panel's
-  // sums.
-  [[nodiscard]] Sums kept(const Call& call, const Block& block) const {
+  void compute(const Call& call, const Panel& panel, const Block& block,
+               StripWriter& writer) const {
+    const int64_t offset = block.row * kBlock * spec_.n + block.column * kBlock;
+    SumBlock result{
+        .sums = writer.sums(),
+        .rows = std::min(kBlock, spec_.m - block.row * kBlock),
+        .columns = std::min(kBlock, spec_.n - block.column * kBlock),
+        .offset = offset,
+        .column = block.column * kBlock,
+        .kept = kept_in_workspace(call, block),
+        .kept_stride = kBlock,
+        .first = panel.first,
+        .last = panel.last};
     if (keeps_in_c_) {
-      return {call.operands.c_floats() + offset(block), spec_.n};
+      result.kept = call.operands.c_floats() + offset;
+      result.kept_stride = spec_.n;
     }
-    return {reinterpret_cast<float*>(call.workspace + packed_bytes()) +
-                (block.row * b_.num_blocks + block.column) * kBlockNumbers,
-            kBlock};
+    if (block.ordinary) {
+      multiply_({.a = walk(block.a),
+                 .b = walk(block.b),
+                 .num_steps = panel.num_steps,
+                 .two_row_tiles = result.rows > kTileRows,
+                 .two_column_tiles = result.columns > kTileRows,
+                 .sums = result.sums,
+                 .sum_stride = kBlock});
+      result.scale = sum_scale(spec_.operand_type);
+    } else {
+      multiply_plain(call, panel, block, result.sums);
+    }
+    writer.add(result);
   }
 
-  // The index of the first element in c.
-  [[nodiscard]] int64_t offset(const Block& block) const {
-    return block.row * kBlock * spec_.n + block.column * kBlock;
+  [[nodiscard]] float* kept_in_workspace(const Call& call,
+                                         const Block& block) const {
+    return reinterpret_cast<float*>(call.workspace + packed_bytes()) +
+           (block.row * b_.num_blocks + block.column) * kBlockNumbers;
   }
 
-  void compute(const Call& call, const Panel& panel, const Block& block) const {
-    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
-    const int64_t rows = std::min(kBlock, spec_.m - block.row * kBlock);
-    const int64_t columns = std::min(kBlock, spec_.n - block.column * kBlock);
-    const bool whole = rows == kBlock && columns == kBlock;
-    if (panel.first && whole && keeps_in_c_ &&
-        (!panel.last || writer_.plain())) {
-      multiply_block(call, panel, block, kept(call, block));
-      return;
-    }
-    multiply_block(call, panel, block, {sums.data(), kBlock});
-    const Sums kept = this->kept(call, block);
-    for (int64_t i = 0; i < rows && !panel.first; ++i) {
-      const float* from = kept.data + i * kept.stride;
-      for (int64_t j = 0; j < columns; ++j) {
-        sums[static_cast<size_t>(i * kBlock + j)] += from[j];
-      }
-    }
-    if (panel.last) {
-      writer_.write(call.operands, sums.data(), rows, columns, offset(block),
-                    block.column * kBlock);
-      return;
-    }
-    for (int64_t i = 0; i < rows; ++i) {
-      std::copy_n(sums.data() + i * kBlock, columns,
-                  kept.data + i * kept.stride);
-    }
-  }
-
-  // Writes the panel's sums for a block.
-  void multiply_block(const Call& call, const Panel& panel, const Block& block,
-                      const Sums& to) const {
-    if (!block.ordinary) {
-      const int64_t depth = panel.first_step * kStepDepth;
-      multiply_plain_block({.a = call.a,
-                            .b = call.b,
-                            .row = block.row * kBlock,
-                            .column = block.column * kBlock,
-                            .first_depth = depth,
-                            .last_depth = std::min(
-                                depth + panel.num_steps * kStepDepth, spec_.k)},
-                           to.data, to.stride);
-      return;
-    }
-    BlockProduct product{
-        .a = walk(block.a),
-        .b = walk(block.b),
-        .num_steps = panel.num_steps,
-        .two_row_tiles = spec_.m - block.row * kBlock > kTileRows,
-        .two_column_tiles = spec_.n - block.column * kBlock > kTileRows,
-        .sums = to.data,
-        .sum_stride = to.stride};
-    // The memory that is scaled stays in the first-level cache; the rows of c
-    // may not.
-    alignas(64) std::array<float, static_cast<size_t>(kBlockNumbers)> sums;
-    const float scale = sum_scale(spec_.operand_type);
-    if (scale != 1.0F && to.stride != kBlock) {
-      product.sums = sums.data();
-      product.sum_stride = kBlock;
-    }
-    multiply_(product);
-    if (scale != 1.0F) scale_sums(product, scale, to.data, to.stride);
+  void multiply_plain(const Call& call, const Panel& panel, const Block& block,
+                      float* sums) const {
+    const int64_t depth = panel.first_step * kStepDepth;
+    multiply_plain_block(
+        {.a = call.a,
+         .b = call.b,
+         .row = block.row * kBlock,
+         .column = block.column * kBlock,
+         .first_depth = depth,
+         .last_depth = std::min(depth + panel.num_steps * kStepDepth, spec_.k)},
+        sums, kBlock);
   }
 
   MatmulSpec spec_;
