@@ -16,7 +16,7 @@ from popsim_torch.errors import Error, NoLossError
 from popsim_torch.private_torch.modules import BACKWARD_HOOK_NODE
 from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.trace.books.leaves import leaves_of
-from popsim_torch.trace.graph.markers import MARK
+from popsim_torch.trace.graph.markers import MARK, PRINT
 from popsim_torch.trace.graph.traced_tensors import find_node, host_computation
 
 _LOSS_NAMES = (
@@ -193,7 +193,7 @@ def _computed_from(start: torch.fx.Node, given: float, end: torch.fx.Node) -> fl
             return None
         elif missing:
             todo += missing
-        elif node.target is MARK:
+        elif node.target in (MARK, PRINT):  # identities
             values[node] = values[node.all_input_nodes[0]]
         elif not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
             return None
