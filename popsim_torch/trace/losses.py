@@ -197,6 +197,8 @@ def _computed_from(start: torch.fx.Node, given: float, end: torch.fx.Node) -> fl
             values[node] = values[node.all_input_nodes[0]]
         elif not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
             return None
+        elif torch.Tag.nondeterministic_seeded in node.target.tags:
+            return None  # (it would also take numbers from the host's generator)
         else:
             function: Any = node.target
             args: Any = map_aggregate(node.args, argument)

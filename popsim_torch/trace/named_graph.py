@@ -108,11 +108,8 @@ class NamedGraph:
 
     def lost_changes(self) -> set[torch.fx.Node]:
         """Return the placeholders of constants that forward changes: each run begins anew."""
-        return {
-            node.args[0]  # type: ignore[misc]
-            for node in self.nodes
-            if is_mutating(node) and not self._lasts(node)
-        }
+        lost = [node for node in self.nodes if is_mutating(node) and not self._lasts(node)]
+        return {node.all_input_nodes[0] for node in lost}
 
     def _lasts(self, write: torch.fx.Node) -> bool:
         target: Any = write.args[0]

@@ -86,6 +86,30 @@ def test_mask_of_relu():
     assert_accurate(product(a, b, None, mask), expected, a, b)
 
 
+@pytest.mark.usefixtures("used_tile_units")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", [(300, 60, 2100), (519, 300, 259), (520, 1100, 300)], ids=str)
+def test_the_end_of_a_product_in_strips(size, dtype):
+    """More blocks along a row than a strip has; parts of blocks; several sections of the depth."""
+    m, k, n = size
+    a, b, bias, mask = (torch.randn(*s).to(dtype) for s in [(m, k), (k, n), (n,), (m, n)])
+    expected = (a.double() @ b.double() + bias.double()).relu()
+    assert_accurate(product(a, b, bias, activation="relu"), expected, a, b)
+    expected = torch.where(mask <= 0, 0.0, a.double() @ b.double())
+    assert_accurate(product(a, b, None, mask), expected, a, b)
+    expected = 0.5 * (a.double() @ b.double()) - 2 * mask.double()
+    assert_accurate(product(a, b, mask, alpha=0.5, beta=-2.0), expected, a, b)
+
+
+@pytest.mark.parametrize("of_a", [torch.Tensor.contiguous, transposed], ids=["a", "a.t"])
+@pytest.mark.parametrize("size", [(128, 200, 1024), (131, 120, 2048)], ids=str)
+def test_rows_that_evict_each_other(size, of_a):
+    """They are copied for vectors; these products are too small for the units."""
+    m, k, n = size
+    a, b = of_a(torch.randn(m, k)), torch.randn(k, n)
+    assert_as_exact_as_one_sum(product(a, b), a.double() @ b.double(), k, 0.0)
+
+
 def test_whole_numbers_are_exact():
     a, b = (torch.randint(-100, 100, s).float() for s in [(300, 700), (700, 300)])
     assert torch.equal(product(a, b), (a.double() @ b.double()).float())
