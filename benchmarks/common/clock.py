@@ -15,6 +15,9 @@ from benchmarks.common.disturbance import Disturbance
 PATIENCE = 15.0
 """Seconds that one comparison waits for undisturbed moments."""
 
+SETTLING = 0.01
+"""Seconds before each turn: threads of OpenMP wait for their next work on a core for about 5 ms."""
+
 Call = Callable[[], object]
 
 
@@ -67,6 +70,13 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _settle(call: Call, num_calls: int, before: Call | None) -> None:
+    """Begin the turn of a contender when the threads of the one before it have left the cores."""
+    time.sleep(SETTLING)
+    if num_calls > 1:  # then its own threads wake up again, and its data returns to the caches
+        seconds_per_call(call, 1, before)
+
+
 def medians(
     contenders: Mapping[str, Call],
     rounds: int,
@@ -99,12 +109,13 @@ def medians(
             if disturbance:
                 disturbance.wait()
             start = time.perf_counter()
-            turns = {
-                name: seconds_per_call(
-                    call, num_calls[name], first.get(name), of_processor=of_processor
+            turns = {}
+            for name, call in contenders.items():
+                prepare = first.get(name)
+                _settle(call, num_calls[name], prepare)
+                turns[name] = seconds_per_call(
+                    call, num_calls[name], prepare, of_processor=of_processor
                 )
-                for name, call in contenders.items()
-            }
             if disturbance and disturbance.spoilt(time.perf_counter() - start):
                 continue
             for name, seconds in turns.items():
