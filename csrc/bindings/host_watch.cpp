@@ -2,7 +2,10 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <vector>
 
 namespace py = pybind11;
@@ -30,10 +33,36 @@ bool is_tensor(PyObject* object) {
   return PyObject_TypeCheck(object, kind) != 0;
 }
 
-// Marks that change when a tensor gets other values or other memory.
-py::bytes tensor_marks(const py::list& tensors) {
+constexpr size_t kSamples = 3;
+
+// Adds some numbers of a tensor: changes through Tensor.data have no count. An
+// initialisation or a factor changes most numbers, so a few show it.
+void add_samples(const at::Tensor& tensor, const void* data, Marks& marks) {
+  const auto* memory = static_cast<const std::byte*>(data);
+  const auto bytes = static_cast<size_t>(tensor.numel()) * tensor.itemsize();
+  std::array<Marks::value_type, kSamples> samples{};
+  constexpr size_t kSize = sizeof(Marks::value_type);
+  // (a storage may have become smaller than its tensors)
+  const bool readable =
+      memory != nullptr && tensor.is_cpu() && tensor.is_contiguous() &&
+      tensor.storage().nbytes() >=
+          bytes +
+              static_cast<size_t>(tensor.storage_offset()) * tensor.itemsize();
+  if (readable && bytes >= kSize) {
+    std::memcpy(&samples[0], memory, kSize);
+    std::memcpy(&samples[1], memory + bytes / 2 / kSize * kSize, kSize);
+    std::memcpy(&samples[2], memory + bytes - kSize, kSize);
+  } else if (readable) {
+    std::memcpy(&samples[0], memory, bytes);
+  }
+  marks.insert(marks.end(), samples.begin(), samples.end());
+}
+
+// Marks that change when a tensor gets other memory or other values. Without
+// samples they do not show changes through Tensor.data.
+py::bytes tensor_marks(const py::list& tensors, bool samples) {
   Marks marks;
-  marks.reserve(2 * tensors.size());
+  marks.reserve((2 + kSamples) * tensors.size());
   for (const py::handle object : tensors) {
     if (!is_tensor(object.ptr())) {
       throw py::type_error("tensor_marks: an object is not a tensor.");
@@ -41,7 +70,9 @@ py::bytes tensor_marks(const py::list& tensors) {
     const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
     const int64_t version = tensor.is_inference() ? 0 : tensor._version();
     marks.push_back(static_cast<std::uintptr_t>(version));
-    marks.push_back(identity(tensor.const_data_ptr()));
+    const void* data = tensor.const_data_ptr();
+    marks.push_back(identity(data));
+    if (samples) add_samples(tensor, data, marks);
   }
   return as_bytes(marks);
 }
@@ -92,7 +123,8 @@ py::bytes module_marks(const py::list& modules) {
 }  // namespace
 
 void bind_host_watch(py::module_& m) {
-  m.def("tensor_marks", &tensor_marks, py::arg("tensors"));
+  m.def("tensor_marks", &tensor_marks, py::arg("tensors"),
+        py::arg("samples") = false);
   m.def("module_marks", &module_marks, py::arg("modules"));
 }
 

@@ -365,6 +365,8 @@ class DeviceProgram:
         self.fitted_anchors = None
         for optimizer in self.optimizers:
             note_step(optimizer)
+        if self._wrapping is not None:
+            self._wrapping.gradient_reads.on = True
         if self.after_run is not None:
             self.after_run(compiled)
 

@@ -31,6 +31,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from popsim_torch.errors import UsageRuntimeError
+from popsim_torch.executor.gradient_reads import GradientReads
 from popsim_torch.private_torch.modes import (
     DisableTorchDispatch,
     DisableTorchFunction,
@@ -75,6 +76,7 @@ METADATA: frozenset[Any] = frozenset(
 # Functions that choose whether a tensor is trained.
 _SWITCHES = (torch.Tensor.requires_grad.__set__, torch.Tensor.requires_grad_)  # type: ignore[attr-defined]
 _num_switches = 0
+_GRADIENT: Any = getattr(torch.Tensor, "grad").__get__  # noqa: B009 (not typed as a descriptor)
 _PLAIN_FUNCTION = nn.Parameter.__torch_function__  # "nothing to override", as torch marks it
 
 
@@ -181,6 +183,7 @@ class Wrapping:
         self._models: list[weakref.ref[nn.Module]] = []
         self.closed = False
         self.tensor_classes: dict[Any, type[torch.Tensor]] = {}
+        self.gradient_reads = GradientReads()
 
     def sync(self) -> bool:
         """Fetch the weights if the host's are older; return whether it did."""
@@ -261,7 +264,11 @@ class _HostTensor(torch.Tensor):
         if overriding:
             return NotImplemented
         with DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+        if func == _GRADIENT and result is None and not _quiet.get():
+            for link in _links(args[0]):
+                link.gradient_reads.notice()
+        return result
 
     def __repr__(self, **kwargs: Any) -> str:  # type: ignore[override]
         _fetch(self._popsim_links, (self,), {})

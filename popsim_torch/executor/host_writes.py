@@ -9,15 +9,19 @@ import torch
 from popsim_torch import _native, logs
 from popsim_torch.executor import host_weights
 from popsim_torch.executor.registrations import num_registrations
-from popsim_torch.private_torch.tensors import storage_key, version_of
+from popsim_torch.private_torch.tensors import storage_key
 
 __all__ = ["HostWrites"]
 
+# The parts of a tensor's marks, in bytes; between them is the address of its memory.
+_COUNT, _NUMBERS = slice(0, 8), slice(16, None)
+
 
 class HostWrites:
-    """The versions of the host's tensors at the last copy from or to a device.
+    """The marks of the host's tensors at the last copy from or to a device.
 
-    PyTorch counts the changes in place of a tensor. It does not count those through ``.data``.
+    PyTorch counts the changes in place of a tensor, except those through ``.data``. So the marks
+    also have the address of its memory and a few of its numbers.
 
     Args:
         present: Returns the tensors that the model has now, by name.
@@ -26,10 +30,14 @@ class HostWrites:
     def __init__(self, present: Callable[[], Mapping[str, torch.Tensor]]) -> None:
         self._present = present
         self._num_registrations = num_registrations()
+        # The model's own tensors, as they were at that number of registrations.
+        self._owners: Mapping[str, torch.Tensor] = {}
+        self._owners_at = -1
         self._names: list[str] = []
+        # The model's tensors, and tensors that keep their memory.
+        self._watched: list[torch.Tensor] = []
         self._tensors: list[torch.Tensor] = []
-        self._versions: list[int] = []
-        self._marks = _native.tensor_marks([])
+        self._marks = b""
         self._warned = False
 
     def note(self, hosts: Mapping[str, torch.Tensor]) -> None:
@@ -38,16 +46,18 @@ class HostWrites:
         Args:
             hosts: The tensors of the host, by name.
         """
-        known = dict(zip(self._names, zip(self._tensors, self._versions, strict=True), strict=True))
+        if self._owners_at != num_registrations():
+            self._owners_at = num_registrations()
+            self._owners = self._present()
+        known = dict(zip(self._names, zip(self._watched, self._tensors, strict=True), strict=True))
         for name, host in hosts.items():
             if host.is_inference():
                 continue  # it has no count
-            tensor = host_weights.plain(host)  # counts together with the host's tensor
-            known[name] = tensor, version_of(tensor)
+            known[name] = self._owners.get(name, host), host_weights.plain(host)
         self._names = list(known)
-        self._tensors = [tensor for tensor, _ in known.values()]
-        self._versions = [version for _, version in known.values()]
-        self._marks = _native.tensor_marks(self._tensors)
+        self._watched = [owner for owner, _ in known.values()]
+        self._tensors = [tensor for _, tensor in known.values()]
+        self._marks = self._present_marks()
 
     def warn(self) -> None:
         """Warn once if a tensor was changed since then: the device does not have the change."""
@@ -58,15 +68,9 @@ class HostWrites:
         if self._num_registrations != num_registrations():
             self._num_registrations = num_registrations()
             changed = self._replaced()
-        if not changed and _native.tensor_marks(self._tensors) == self._marks:
+        if not changed and self._present_marks() == self._marks:
             return
-        changed += [
-            name
-            for name, tensor, version in zip(
-                self._names, self._tensors, self._versions, strict=True
-            )
-            if version_of(tensor) != version
-        ]
+        changed += self._written()
         if not changed:
             return
         self._warned = True
@@ -77,6 +81,31 @@ class HostWrites:
             "load_state_dict does that itself.",
             *(changed[0], more),
         )
+
+    def _present_marks(self) -> bytes:
+        return _native.tensor_marks(self._watched, samples=True)
+
+    def _written(self) -> list[str]:
+        """Return the names of tensors with other values, or with other memory with other values."""
+        marks = self._present_marks()
+        size = len(marks) // max(len(self._names), 1)
+        changed = []
+        with host_weights.without_sync(), torch.no_grad():
+            for i, (name, owner) in enumerate(zip(self._names, self._watched, strict=True)):
+                part = slice(i * size, (i + 1) * size)
+                now, then = marks[part], self._marks[part]
+                if now == then:
+                    continue
+                plain = host_weights.plain(owner)
+                if storage_key(plain) != storage_key(self._tensors[i]):
+                    is_same = _is_same(plain, self._tensors[i])
+                    self._tensors[i] = plain
+                else:  # share_memory() moves the storage itself
+                    is_same = now[_COUNT] == then[_COUNT] and now[_NUMBERS] == then[_NUMBERS]
+                if not is_same:
+                    changed.append(name)
+        self._marks = marks
+        return changed
 
     def _replaced(self) -> list[str]:
         """Return the names of tensors that are other ones now, with other values."""

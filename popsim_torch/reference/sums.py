@@ -93,3 +93,10 @@ def finite(call: Call, *x: Tensor) -> None:
     for number, value in enumerate(x[:num_checked]):
         if not bool(value.isfinite().all()):
             raise Error(f"Interpreter: input {number} of '{call.op.name}' has NaN or an infinity.")
+
+
+@op
+def within(call: Call, x: Tensor) -> None:
+    """End the run if an element is NaN or out of range."""
+    if not bool(((x >= call["least"]) & (x <= call["most"])).all()):
+        raise Error(f"Interpreter: '{call.op.name}': {call['message']}")

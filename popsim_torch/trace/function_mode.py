@@ -61,6 +61,7 @@ from popsim_torch.trace.in_place import check_memory, is_in_place, masked_write
 from popsim_torch.trace.label_checks import check_labels
 from popsim_torch.trace.list_indices import with_tensor_indices
 from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
+from popsim_torch.trace.mixed_types import check_types
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
@@ -399,6 +400,7 @@ class FunctionMode(TorchFunctionMode):
 
 
 def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    check_types(func, args, kwargs)
     try:
         return func(*args, **kwargs)
     except Exception as error:

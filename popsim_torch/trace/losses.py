@@ -15,6 +15,7 @@ from popsim_torch import logs
 from popsim_torch.errors import Error, NoLossError
 from popsim_torch.private_torch.modules import BACKWARD_HOOK_NODE
 from popsim_torch.private_torch.operators import OpOverload
+from popsim_torch.trace.books.known_values import checked_by_device
 from popsim_torch.trace.books.leaves import leaves_of
 from popsim_torch.trace.graph.markers import MARK, PRINT
 from popsim_torch.trace.graph.traced_tensors import find_node, host_computation
@@ -45,6 +46,11 @@ _LOSS_NAMES = (
 LOSS_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(getattr(F, name) for name in _LOSS_NAMES)
 """The functions of ``torch.nn.functional`` whose result is a loss."""
 
+_NEGATIVE_VARIANCE = (
+    "gaussian_nll_loss: var has negative entries. Variances are not negative: pass x.exp() or "
+    "nn.functional.softplus(x) of what the layer returns."
+)
+
 
 def _gaussian_nll_loss(
     input: torch.Tensor,
@@ -54,8 +60,10 @@ def _gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """Compute ``F.gaussian_nll_loss`` without its check of the sign of ``var``."""
+    """Compute ``F.gaussian_nll_loss``, whose check of the sign of ``var`` is made in each run."""
     variance = var if isinstance(var, torch.Tensor) else torch.full_like(input, var)
+    with checked_by_device(_NEGATIVE_VARIANCE):
+        bool((variance.detach() < 0).any())
     if variance.dim() == input.dim() - 1:
         variance = variance.unsqueeze(-1)
     # The gradient ignores the lower bound.

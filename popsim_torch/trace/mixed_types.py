@@ -1,15 +1,29 @@
 """float16 and float32 together: layers and matrix products with operands of two dtypes.
 
 A layer runs in the dtype of its input: weights and biases are cast to it, and their gradients are
-cast back to their own dtype. A product of two activations runs in float32. Elementwise operations
-follow PyTorch's promotion and are not changed here.
+cast back to their own dtype; so does a product of an activation and a parameter. Elementwise
+operations follow PyTorch's promotion and are not changed here. Everything else is refused if eager
+PyTorch refuses it, a product of two activations above all: the shape rules, which a trace follows,
+do not look at dtypes.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from popsim_torch.errors import UsageRuntimeError
+from popsim_torch.private_torch.operators import OpOverload, OpOverloadPacket
+from popsim_torch.private_torch.trees import tree_leaves
+from popsim_torch.trace.eager_errors import error_on_host
+from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced
+
+__all__ = ["check_types", "in_one_type"]
 
 # Functions whose first argument decides, and the number of tensors after it that follow.
 _LAYERS = {
@@ -37,6 +51,9 @@ _PRODUCTS = {
     "mv": 2,
 }
 _FLOATING = (torch.float16, torch.float32)
+# Layers whose statistics have a dtype of their own.
+_WITH_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+_OF_TYPES = re.compile(r"same d?type|same scalar type|expected scalar type|dtypes match|ent dtypes")
 
 
 def _is_floating(value: Any) -> bool:
@@ -52,6 +69,9 @@ def in_one_type(
         name: The function's name.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
+
+    Raises:
+        UsageRuntimeError: Two activations of a product have different dtypes.
     """
     count = _LAYERS.get(name) or _PRODUCTS.get(name)
     if count is None:
@@ -64,6 +84,9 @@ def in_one_type(
         dtype = operands[0].dtype
     else:
         activations = {v.dtype for v in operands if not isinstance(v, torch.nn.Parameter)}
+        if len(activations) == 2 and not _is_autocast():
+            found = " and ".join(_short(value.dtype) for value in operands)
+            raise _refused(name, f"the operands have to have the same dtype, but got {found}")
         dtype = activations.pop() if len(activations) == 1 else torch.float32
 
     def cast(value: Any) -> Any:
@@ -71,3 +94,48 @@ def in_one_type(
 
     cast_args = (*map(cast, args[:count]), *args[count:])
     return cast_args, {k: cast(v) if k in _KEYWORDS else v for k, v in kwargs.items()}
+
+
+def check_types(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a call with activations in float16 and in float32 if eager PyTorch does.
+
+    Args:
+        func: A function of torch.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+
+    Raises:
+        UsageRuntimeError: Eager PyTorch needs one dtype.
+    """
+    found = {
+        value.dtype
+        for value in tree_leaves((args, kwargs))
+        if isinstance(value, torch.Tensor)
+        and value.dtype in _FLOATING
+        and value.dim() > 0
+        and not isinstance(value, torch.nn.Parameter)
+        and is_traced(value)
+    }
+    if len(found) < 2 or isinstance(func, (OpOverload, OpOverloadPacket)):
+        return
+    name = getattr(func, "__name__", "")
+    if name in _WITH_STATISTICS or in_transform() or _is_autocast():
+        return
+    error = error_on_host(func, args, kwargs)
+    if isinstance(error, RuntimeError) and _OF_TYPES.search(str(error)):
+        raise _refused(name, str(error))
+
+
+def _is_autocast() -> bool:
+    return torch.is_autocast_enabled(DEVICE.type) or torch.is_autocast_enabled("cpu")
+
+
+def _refused(name: str, problem: str) -> UsageRuntimeError:
+    return UsageRuntimeError(
+        f"{name}{user_line(' at ')}: {problem}. Convert one of them, with x.float() or x.half(), "
+        "as for eager PyTorch. (Weights and biases of layers need no conversion.)"
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -24,6 +24,9 @@ _INDEX_PUTS: dict[Any, bool] = {
     torch.Tensor.index_put: False,
     torch.Tensor.index_put_: True,
 }
+_QUANTILES = frozenset(
+    {torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile}
+)
 
 
 def static_call(
@@ -42,6 +45,10 @@ def static_call(
             return functools.partial(_cov, *args, **kwargs)
     if func in (torch.istft, torch.Tensor.istft):
         return functools.partial(_istft, *args, **kwargs)
+    if func in _QUANTILES:
+        shares = args[1] if len(args) > 1 else kwargs.get("q")
+        if isinstance(shares, torch.Tensor):
+            return functools.partial(_quantile, func, shares, args, kwargs)
     if func is torch.Tensor.__setitem__:
         x, mask, value = args
         if isinstance(mask, tuple) and len(mask) == 1:
@@ -108,6 +115,20 @@ def _istft(*args: Any, **kwargs: Any) -> torch.Tensor:
             return torch.istft(*args, **kwargs)
     except RuntimeError as error:
         raise eager_error(error, torch.istft, args, kwargs) or error from None
+
+
+def _quantile(
+    func: Callable[..., torch.Tensor],
+    shares: torch.Tensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> torch.Tensor:
+    """Compute quantiles at a tensor of shares, which PyTorch checks on the CPU only."""
+    message = f"{func.__name__}: all values of q must be in the range [0, 1]."
+    with checked_by_device(message):
+        bool(((shares >= 0) & (shares <= 1)).all().logical_not())
+    with DisableTorchFunction():
+        return func(*args, **kwargs)
 
 
 def _cov(

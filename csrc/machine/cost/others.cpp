@@ -193,6 +193,8 @@ OpCost beam_search_cost(const OpView& op, CostContext& context) {
 // --- Host and control -------------------------------------------------------
 
 // What goes to the host is part of the time of the program.
+// What takes no time of the tiles: the host does it, or, for checks of values,
+// the machine does not do it.
 OpCost host_cost(const OpView& /*op*/, CostContext& /*context*/) {
   OpCost cost;
   cost.formula = "host";
@@ -213,7 +215,7 @@ constexpr CostEntry kOtherCosts[] = {
     {"host_call", host_cost},  {"position", host_cost},
     {"print", host_cost},      {"branch", control_cost},
     {"loop", control_cost},    {"repeat_while", control_cost},
-    {"yield", control_cost},
+    {"yield", control_cost},   {"within", host_cost},
 };
 
 }  // namespace

@@ -10,6 +10,7 @@ import torch.fx
 from popsim_torch.ir import Tensor
 from popsim_torch.ir.map_code import Formula, MapCode, MapValue
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
+from popsim_torch.lowering.emit.checks import check_range
 from popsim_torch.lowering.emit.maps import emit_map
 from popsim_torch.lowering.rules.reductions import reduce_all
 from popsim_torch.lowering.rules.rule import HALF_AND_FLOAT, Rule, all_filled, operands
@@ -119,6 +120,8 @@ def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
         slope = _weighted(code, _SLOPES[node.target](code, x, y, factor, *parameters), tensors)
         result = code("mul", slope, tensors["grad_output"])
         return emit_map(builder, code, result, value.dtype, value.shape, place)
+    if operator is aten.binary_cross_entropy.default:
+        _check_probabilities(builder, x, y, place)
     result = _weighted(code, _ERRORS[node.target](code, x, y, *parameters), tensors)
     if reduction == _NONE:
         return emit_map(builder, code, result, value.dtype, value.shape, place)
@@ -126,6 +129,18 @@ def _loss(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     shape = broadcast_shapes(*shapes)
     errors = emit_map(builder, code, result, torch.float32, shape, place)
     return reduce_all(builder, errors, value, "mean" if reduction == _MEAN else "sum", place)
+
+
+def _check_probabilities(builder: Builder, x: Tensor, y: Tensor, place: Place) -> None:
+    """Check what eager PyTorch checks, so that no loss is silently NaN."""
+    problem = "binary_cross_entropy: all elements of {} should be between 0 and 1. {}"
+    advice = (
+        "Pass probabilities, such as torch.sigmoid(x), or use binary_cross_entropy_with_logits. "
+        "Numbers that are NaN fail, too."
+    )
+    check_range(builder, x, 0.0, 1.0, problem.format("input", advice), place)
+    advice = "The labels of two classes are 0 or 1."
+    check_range(builder, y, 0.0, 1.0, problem.format("target", advice), place)
 
 
 def _weighted(code: MapCode, value: MapValue, tensors: dict[str, Tensor]) -> MapValue:

@@ -44,7 +44,31 @@ writes = {
     "init": lambda net: nn.init.ones_(net.fc.weight),
     "load_state_dict": lambda net: net.load_state_dict(Net().state_dict()),
     "copy_": lambda net: net.fc.bias.detach().copy_(torch.ones(4)),
+    "data": lambda net: net.fc.weight.data.mul_(2.0),
+    "data of a small tensor": lambda net: net.fc.bias.data.add_(1.0),
+    "other data": lambda net: setattr(net.fc.weight, "data", torch.ones(4, 4)),
+    "data of another type": lambda net: net.double(),
 }
+
+
+same_values = {
+    "data in other memory": lambda net: setattr(net.fc.weight, "data", net.fc.weight.data.clone()),
+    "read data": lambda net: net.fc.weight.data.norm(),
+    "to": lambda net: net.float().to("cpu"),
+    "shared memory": lambda net: net.share_memory(),
+}
+
+
+@both
+@pytest.mark.parametrize("change", same_values)
+def test_the_same_values_elsewhere_are_not_warned_of(training, change, caplog):
+    net, model = compiled(training)
+    same_values[change](net)
+    model(X)
+    assert not warnings(caplog, "changed on the host")
+    net.fc.weight.data.mul_(2.0)
+    model(X)
+    assert len(warnings(caplog, "changed on the host")) == 1
 
 
 @both

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 import popsim_torch as poptorch
 from popsim_torch.trace.graph.markers import MARK
@@ -119,12 +120,75 @@ def test_layers_run_in_the_type_of_their_input(layer, shape, given, weights):
     assert {gradient.meta["val"].dtype for gradient in gradients} == {weights}
 
 
-@pytest.mark.parametrize("product", [torch.matmul, torch.mm, lambda a, b: (a[None] @ b[None])[0]])
-@pytest.mark.parametrize("types", [(HALF, FLOAT), (FLOAT, HALF)], ids=["half first", "float first"])
-def test_a_product_of_two_types_is_float(product, types):
+def indexed(x, y):
+    x = x.clone()
+    x[torch.arange(3)] = y
+    return x
+
+
+MIXED = {
+    "matmul": torch.matmul,
+    "@": lambda a, b: a @ b,
+    "mm": torch.mm,
+    "bmm": lambda a, b: (a[None] @ b[None])[0],
+    "addmm": lambda a, b: torch.addmm(a, a, b),
+    "addmm of a bias": lambda a, b: torch.addmm(a[0], b, b),
+    "mv": lambda a, b: torch.mv(a, b[0]),
+    "dot": lambda a, b: torch.dot(a[0], b[0]),
+    "addbmm": lambda a, b: torch.addbmm(a, b[None], b[None]),
+    "cross": torch.linalg.cross,
+    "index_copy": lambda a, b: a.index_copy(0, torch.arange(3), b),
+    "index_add": lambda a, b: a.index_add(0, torch.arange(3), b),
+    "index_put": indexed,
+    "heaviside": torch.heaviside,
+    "grid_sample": lambda a, b: F.grid_sample(
+        a[None, None], b[None, None, :, :2], align_corners=False
+    ),
+}
+EITHER_FIRST = pytest.mark.parametrize("types", [(HALF, FLOAT), (FLOAT, HALF)], ids=str)
+
+
+@pytest.mark.parametrize("name", MIXED)
+@EITHER_FIRST
+def test_activations_of_two_types_are_refused_like_in_eager_torch(name, types):
     a, b = (torch.ones(3, 3, dtype=dtype) for dtype in types)
-    (out,) = results(trace_of(Function(product), a, b))
-    assert out.meta["val"].dtype == FLOAT
+    with pytest.raises(RuntimeError):
+        MIXED[name](a, b)
+    where = r"(?s) at .*\.py:\d+: .*(same|expected|match|different).*Convert one of them"
+    with pytest.raises(poptorch.Error, match=where):
+        trace_of(Function(MIXED[name]), a, b)
+    trace_of(Function(lambda a, b: MIXED[name](a.float(), b.float())), a, b)
+
+
+@EITHER_FIRST
+def test_a_product_with_a_parameter_has_the_type_of_the_activation(types):
+    class Product(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 3, dtype=types[1]))
+
+        def forward(self, x):
+            return x @ self.weight
+
+    (out,) = results(trace_of(Product(), torch.ones(3, 3, dtype=types[0])))
+    assert out.meta["val"].dtype == types[0]
+
+
+@pytest.mark.parametrize("function", [torch.add, torch.maximum, F.mse_loss, torch.atan2])
+@EITHER_FIRST
+def test_what_eager_torch_promotes_is_promoted(function, types):
+    a, b = (torch.ones(3, 3, dtype=dtype) for dtype in types)
+    (out,) = results(trace_of(Function(function), a, b))
+    assert out.meta["val"].dtype == function(a, b).dtype
+
+
+def test_autocast_decides_the_type_of_a_product():
+    def function(a, b):
+        with torch.autocast("cpu", dtype=torch.float16):
+            return a @ b
+
+    (out,) = results(trace_of(Function(function), torch.ones(3, 3), torch.ones(3, 3).half()))
+    assert out.meta["val"].dtype == HALF
 
 
 def test_mutations_are_still_in_the_graph():
