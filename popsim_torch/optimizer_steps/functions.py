@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from popsim_torch.errors import Error
-from popsim_torch.optimizer_steps.mistakes import called, check_call
+from popsim_torch.optimizer_steps.mistakes import LeafChanges, called, check_call
 from popsim_torch.optimizer_steps.numbers import Choices, StepNumber, StepTruth
 
 __all__ = ["StepFunctions"]
@@ -26,14 +26,16 @@ class StepFunctions(TorchFunctionMode):
 
     Args:
         choices: The answers to conditions.
+        leaf_changes: Is told of functions that may change a parameter.
 
     Attributes:
         reads_shapes: Whether the step has asked for the shape of a tensor.
     """
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, leaf_changes: LeafChanges) -> None:
         super().__init__()
         self._choices = choices
+        self._leaf_changes = leaf_changes
         self.reads_shapes = False
 
     def __torch_function__(
@@ -43,6 +45,7 @@ class StepFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         check_call(name)
+        self._leaf_changes.check(name, args)
         if name in _WIDER:
             return args[0].to(torch.float32)
         args, kwargs = _narrowed(args), {key: _narrowed(one) for key, one in kwargs.items()}

@@ -13,6 +13,7 @@ from popsim_torch.optim.nested import Path, is_number, leaves, put
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.functions import StepFunctions
+from popsim_torch.optimizer_steps.mistakes import LeafChanges
 from popsim_torch.optimizer_steps.numbers import MOST_PATHS, Choices, Known, StepNumber
 from popsim_torch.optimizer_steps.source import Slot, changed_attributes, check_containers, rebuilt
 from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
@@ -92,6 +93,7 @@ class StepRuns:
         self.noted: list[tuple[Known, object]] = []
         self.knows_first = False
         self.reads_shapes = False
+        self._leaf_changes = LeafChanges(source.kind)
 
     def all_ways(self, given: Given) -> Outcome:
         """Run the step once for each combination of answers, and join the results."""
@@ -157,7 +159,9 @@ class StepRuns:
         if not given.is_first:
             self._fill(kept, weights, given.states, of_state)
         optimizer = rebuilt(self._source, self._slots, weights, hyper, attributes, kept)
-        with StepFunctions(choices) as mode:
+        self._leaf_changes.watch(weights)
+        # Gradients are recorded where eager PyTorch would do it; no tensor here asks for them.
+        with torch.enable_grad(), StepFunctions(choices, self._leaf_changes) as mode:
             type(optimizer).step(optimizer)
         check_containers(self._source, optimizer)
         self.reads_shapes = self.reads_shapes or mode.reads_shapes
