@@ -149,6 +149,9 @@ def getIpuTensorId(tensor: torch.Tensor) -> int:
 
 def _require_tensor(value: object, function: str) -> None:
     if not isinstance(value, torch.Tensor):
+        refused = getattr(value, "refused", None)  # (elements at a mask: the error says what to do)
+        if callable(refused):
+            raise refused(function)
         raise Error(f"{function}: needs a torch.Tensor, got {type(value).__name__}")
 
 

@@ -7,6 +7,7 @@ see the states from programs, and the next run takes over the changes of the hos
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -177,3 +178,23 @@ def connect(
     optimizer.register_step_pre_hook(before)
     optimizer.register_step_post_hook(behind)
     optimizer.register_load_state_dict_post_hook(behind)
+    # Copies and pickles ask the object, not its class, what they have to keep.
+    vars(optimizer)["__getstate__"] = _kept_with_states(weakref.ref(optimizer), give)
+
+
+def _kept_with_states(
+    held: Callable[[], torch.optim.Optimizer | None],
+    give: Callable[[torch.optim.Optimizer], object],
+) -> Callable[[], Any]:
+    """Return the ``__getstate__`` of an optimizer whose states are on a device."""
+
+    def getstate() -> Any:
+        optimizer = held()
+        assert optimizer is not None
+        give(optimizer)
+        kept: Any = type(optimizer).__getstate__(optimizer)
+        if not isinstance(kept, dict):
+            return kept
+        return {name: value for name, value in kept.items() if name != "__getstate__"}
+
+    return getstate

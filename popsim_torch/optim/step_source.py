@@ -24,8 +24,8 @@ __all__ = [
     "note_own_hook",
 ]
 
-# What the traced step has its own of.
-_PARTS = frozenset({"param_groups", "state"})
+# What the traced step has its own of, or does not need.
+_PARTS = frozenset({"param_groups", "state", "__getstate__"})
 # What the optimizers of this package keep of the device.
 _OF_DEVICE = frozenset(
     {"_device", "_ipu_param", "_ipu_state", "_pending", "_version", "variable_attrs"}

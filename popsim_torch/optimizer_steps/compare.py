@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 import torch.fx
-
-from popsim_torch.private_torch.trees import tree_map_only
+from torch.fx.node import map_arg
 
 __all__ = [
     "depends_on",
     "is_continued",
     "like_weights",
+    "prepare",
     "results_of",
     "root_of",
     "simplify",
@@ -61,6 +61,36 @@ def _source_of(node: torch.fx.Node) -> torch.fx.Node | None:
         if old.dtype == new.dtype and old.shape == new.shape:
             return source  # type: ignore[no-any-return]
     return None
+
+
+def prepare(module: torch.fx.GraphModule) -> None:
+    """Take out of a recorded graph what only makes it slow to remove mutation.
+
+    Markers of PyTorch's profiler surround each step of an optimizer. ``detach`` is a tensor with
+    the same memory: without gradients it is the tensor itself, unless a shape changes in place.
+    A copy of a number of the host is that number.
+    """
+    graph = module.graph
+    changes_shapes = any(
+        torch.Tag.inplace_view in getattr(node.target, "tags", ()) for node in graph.nodes
+    )
+    for node in reversed(graph.nodes):
+        if getattr(node.target, "namespace", "") == "profiler":
+            graph.erase_node(node)
+        elif node.target is aten.detach.default and not changes_shapes:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif node.target is aten.lift_fresh_copy.default:
+            _fill_with_number(module, node)
+
+
+def _fill_with_number(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Make a copy of a number of the host a new tensor."""
+    source: Any = node.args[0]
+    value = getattr(module, str(source.target)) if source.op == "get_attr" else None
+    if value is not None and not value.dim() and not value.is_complex():
+        node.target, node.args = aten.full.default, ([], value.item())
+        node.kwargs = {"dtype": value.dtype, "device": value.device, "pin_memory": False}
 
 
 def like_weights(module: torch.fx.GraphModule, num_weights: int) -> None:
@@ -148,7 +178,7 @@ class _Numbering:
 
 def _key_of(node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> object:
     arguments: Any = (node.args, dict(node.kwargs))
-    described = tree_map_only(torch.fx.Node, lambda one: _Number(numbers[one]), arguments)
+    described = map_arg(arguments, lambda one: _Number(numbers[one]))  # type: ignore[arg-type, return-value]
     return str(node.target), repr(described)
 
 

@@ -8,7 +8,8 @@ begin with these constants. Otherwise the program has both, and a flag says whic
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from popsim_torch.optimizer_steps.compare import (
     depends_on,
     is_continued,
     like_weights,
+    prepare,
     results_of,
     root_of,
     simplify,
@@ -31,18 +33,24 @@ from popsim_torch.optimizer_steps.numbers import python_numbers
 from popsim_torch.optimizer_steps.runs import Given, Outcome, StepRuns
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
-from popsim_torch.private_torch.fake import FakeTensorMode, without_tracebacks
+from popsim_torch.private_torch.fake import without_tracebacks
 from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.trace.graph.functionalise import functionalise_graph
+from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
+from popsim_torch.trace.graph.traced_tensors import TraceMode
 
 __all__ = ["derive"]
 
 
 class _Deriver:
-    def __init__(self, source: StepSource, slots: Sequence[Slot]) -> None:
+    def __init__(
+        self, source: StepSource, slots: Sequence[Slot], similar: TracedStep | None
+    ) -> None:
         self._source = source
         self._slots = tuple(slots)
-        self._fakes = FakeTensorMode()
+        self._similar = similar
+        self._fakes = TraceMode()
+        self._repeated = RepeatedOperators(self._fakes)
         self._runs = StepRuns(source, slots)
         self._values = dict(self._runs.values)
 
@@ -77,12 +85,14 @@ class _Deriver:
                 {key: tensor for key, tensor in kept.items() if key in moving},
                 dict(zip(self._runs.values, rest, strict=True)),
             )
-            return function(given)
+            with self._repeated:
+                return function(given)
 
         kind = self._source.kind
         inputs = self._inputs(cells)
         with torch.no_grad(), python_numbers(kind), without_tracebacks(), self._fakes:
             module = record_graph(flat)(*inputs)
+        prepare(module)
         module, _ = functionalise_graph(module, ())
         like_weights(module, len(self._slots))
         return module
@@ -130,14 +140,42 @@ class _Deriver:
         """
         before = list(self._runs.moving)
         try:
-            return self._first_step()
+            self._expect_numbers()
+            return self._first_step(before)
         except (KeyError, AttributeError, IndexError, TypeError, Error):
-            self._runs.moving, self._runs.knows_first = before, True
-            self._runs.values = dict(self._values)
-            return self._first_step()
+            self._runs.knows_first = True
+            self._forget_numbers(before)
+            return self._first_step(before)
 
-    def _first_step(self) -> tuple[tuple[torch.fx.GraphModule, dict[Any, int]], list[Cell]]:
-        """Trace the step from no state; find all cells."""
+    def _expect_numbers(self) -> None:
+        """Expect the numbers that the step of other parameters changes: finding them is a trace."""
+        if self._similar is None:
+            return
+        groups = {slot.group for slot in self._slots}
+        for cell in itertools.chain.from_iterable(self._similar.cells):
+            if cell.is_number and (
+                cell.owner == "attribute" or (cell.owner == "group" and cell.path[0] in groups)
+            ):
+                self._add_number((0, cell.owner, cell.path), whole=cell.whole)
+
+    def _add_number(self, key: CellKey, *, whole: bool) -> None:
+        self._runs.moving.append(self._moving_cell(key, whole=whole))
+        if key[1] == "group":
+            self._runs.values.pop((key[2][0], key[2][1]), None)
+
+    def _forget_numbers(self, moving: Sequence[Cell]) -> None:
+        """Forget which numbers the step changes."""
+        self._runs.moving, self._runs.values = list(moving), dict(self._values)
+        self._runs.added, self._runs.sometimes = set(), set()
+
+    def _first_step(
+        self, certain: Sequence[Cell]
+    ) -> tuple[tuple[torch.fx.GraphModule, dict[Any, int]], list[Cell]]:
+        """Trace the step from no state; find all cells.
+
+        Args:
+            certain: Cells beside the states of parameters that are no numbers.
+        """
         found: list[Outcome] = []
 
         def run(given: Given) -> list[torch.Tensor]:
@@ -147,21 +185,24 @@ class _Deriver:
             return [*finals, *outcome.initial.values()]
 
         while True:
-            self._runs.noted = []
+            self._runs.noted, self._runs.changed = [], set()
             module = self._record(self._runs.moving, run)
             outcome = found[-1]
             known = {cell.key: cell for cell in self._runs.moving}
+            if any(
+                cell.is_number and cell.key not in self._runs.changed for cell in known.values()
+            ):
+                self._forget_numbers(certain)  # another step changed it
+                continue
             new = [
-                self._moving_cell(key, whole=outcome.numbers.get(key, False))
+                key
                 for key in outcome.cells
                 if key[1] in ("group", "attribute") and key not in known
             ]
             if not new:
                 break
-            self._runs.moving += new
-            for cell in new:
-                if cell.owner == "group":
-                    self._runs.values.pop((cell.path[0], cell.path[1]), None)
+            for key in new:
+                self._add_number(key, whole=outcome.numbers.get(key, False))
         results = results_of(module)
         count = len(self._slots) + len(outcome.cells)
         initial = dict(zip(outcome.initial, range(count, len(results)), strict=True))
@@ -298,6 +339,8 @@ class _Deriver:
 
     def _both(self, cells: Sequence[Cell]) -> tuple[list[Cell], torch.fx.GraphModule]:
         """Trace a step that asks a flag whether it is the first one."""
+        if self._runs.sometimes:
+            raise _other_states(self._runs.sometimes)
         count = len(self._slots)
         flags = [Cell(slot, (FLAG,), "flag", (), torch.float32) for slot in range(count)]
         every = [*cells, *flags]
@@ -385,6 +428,14 @@ def _shown(key: CellKey) -> str:
     )
 
 
+def _other_states(keys: Iterable[CellKey]) -> Error:
+    return Error(
+        f"The first step of the optimizer makes {', '.join(sorted(map(_shown, keys)))} after one "
+        "branch of an 'if' only, and differs from later steps. On the device, states are the same "
+        "in every step: make them in the constructor."
+    )
+
+
 def _failed(source: StepSource, error: Exception) -> Error:
     return Error(
         f"The step of {source.kind.__name__} cannot be traced: {type(error).__name__}: {error}"
@@ -395,6 +446,7 @@ def derive(
     source: StepSource,
     slots: Sequence[Slot],
     host_states: Callable[[int], Mapping[Path, Any]],
+    similar: TracedStep | None = None,
 ) -> TracedStep:
     """Trace the step of an optimizer for some of its parameters.
 
@@ -402,8 +454,9 @@ def derive(
         source: The optimizer.
         slots: The parameters.
         host_states: Returns what the optimizer holds for a slot on the host.
+        similar: The step of other parameters, if it has been traced.
 
     Raises:
         Error: The step does something that a device cannot do.
     """
-    return _Deriver(source, slots).derive(host_states)
+    return _Deriver(source, slots, similar).derive(host_states)

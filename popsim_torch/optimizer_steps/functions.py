@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from popsim_torch.errors import Error
-from popsim_torch.optimizer_steps.mistakes import called, check_call
+from popsim_torch.optimizer_steps.mistakes import LeafChanges, called, check_call
 from popsim_torch.optimizer_steps.numbers import Choices, StepNumber, StepTruth
 
 __all__ = ["StepFunctions"]
@@ -26,14 +26,16 @@ class StepFunctions(TorchFunctionMode):
 
     Args:
         choices: The answers to conditions.
+        leaf_changes: Is told of functions that may change a parameter.
 
     Attributes:
         reads_shapes: Whether the step has asked for the shape of a tensor.
     """
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, leaf_changes: LeafChanges) -> None:
         super().__init__()
         self._choices = choices
+        self._leaf_changes = leaf_changes
         self.reads_shapes = False
 
     def __torch_function__(
@@ -43,6 +45,7 @@ class StepFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         check_call(name)
+        self._leaf_changes.check(name, args)
         if name in _WIDER:
             return args[0].to(torch.float32)
         args, kwargs = _narrowed(args), {key: _narrowed(one) for key, one in kwargs.items()}
@@ -56,6 +59,8 @@ class StepFunctions(TorchFunctionMode):
             return self._value(name, args[0])
         if name == "__setitem__" and _is_masked_fill(*args):
             return _fill_at_mask(*args)
+        if name in _MAKERS and _holds_values(name, args, kwargs):
+            return _MAKERS[name](list(args), dict(kwargs))
         if not _holds_numbers([*args, *kwargs.values()]):
             return called(func, args, kwargs)
         return self._with_numbers(func, name, list(args), kwargs)
@@ -114,8 +119,6 @@ class StepFunctions(TorchFunctionMode):
 
     def _with_numbers(self, func: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call a function some of whose arguments are numbers of the device."""
-        if name in _MAKERS:
-            return _MAKERS[name](args, kwargs)
         like = next((one for one in args if isinstance(one, torch.Tensor)), None)
         dtype = torch.float32
         if like is not None and like.is_floating_point():
@@ -261,8 +264,30 @@ _SCALED["addr"] = lambda x, a, b, *, beta=1, alpha=1: torch.add(
 )
 
 
+def _holds_values(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a function makes a tensor of values of the device."""
+    values = [*args, *kwargs.values()]
+    if _holds_numbers(values):
+        return True
+    place = _FILLS.get(name)
+    if place is not None:
+        value = args[place] if len(args) > place else kwargs.get("fill_value")
+        return isinstance(value, torch.Tensor)
+    return any(isinstance(one, (list, tuple)) and _holds_tensors(one) for one in values)
+
+
+def _holds_tensors(values: Sequence[Any]) -> bool:
+    return any(
+        _holds_tensors(one) if isinstance(one, (list, tuple)) else isinstance(one, torch.Tensor)
+        for one in values
+    )
+
+
 def _default_dtype(value: Any) -> torch.dtype:
-    return torch.bool if isinstance(value, (bool, StepTruth)) else torch.float32
+    """Return the dtype of a tensor that is filled with a number."""
+    if isinstance(value, torch.Tensor) and not value.is_floating_point():
+        return value.dtype if value.is_complex() or value.dtype == torch.bool else torch.int64
+    return torch.bool if isinstance(value, (bool, StepTruth)) else torch.get_default_dtype()
 
 
 def _made_of(value: Any, dtype: torch.dtype | None) -> Any:
@@ -270,32 +295,44 @@ def _made_of(value: Any, dtype: torch.dtype | None) -> Any:
         return torch.stack([_made_of(one, dtype) for one in value])
     if isinstance(value, Numbers):
         return value.tensor.to(dtype or _default_dtype(value)).clone()
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype or value.dtype).clone()
     return torch.as_tensor(value, dtype=dtype)
 
 
 def _tensor(args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return _made_of(args[0], kwargs.get("dtype"))
+    return _made_of(args[0] if args else kwargs["data"], kwargs.get("dtype"))
+
+
+def _filled(zeros: torch.Tensor, value: Any) -> torch.Tensor:
+    """Return a tensor of the device's number in the place of zeros."""
+    if isinstance(value, torch.Tensor):
+        value = value.to(zeros.dtype)
+    filling: torch.Tensor = _as_tensor(value, zeros.dtype)
+    return torch.logical_or(zeros, filling) if zeros.dtype == torch.bool else zeros + filling
 
 
 def _full(args: list[Any], kwargs: dict[str, Any]) -> Any:
     size = args[0] if args else kwargs["size"]
     value = args[1] if len(args) > 1 else kwargs["fill_value"]
-    dtype = kwargs.get("dtype") or torch.float32
-    return torch.zeros(size, dtype=dtype) + _as_tensor(value, dtype)
+    return _filled(torch.zeros(size, dtype=kwargs.get("dtype") or _default_dtype(value)), value)
 
 
 def _full_like(args: list[Any], kwargs: dict[str, Any]) -> Any:
-    value = args[1] if len(args) > 1 else kwargs.pop("fill_value")
-    zeros = torch.zeros_like(args[0], **{k: v for k, v in kwargs.items() if k != "fill_value"})
-    return zeros + _as_tensor(value, zeros.dtype)
+    like = args[0] if args else kwargs["input"]
+    value = args[1] if len(args) > 1 else kwargs["fill_value"]
+    others = {k: v for k, v in kwargs.items() if k not in ("fill_value", "input")}
+    return _filled(torch.zeros_like(like, **others), value)
 
 
 def _new_full(args: list[Any], kwargs: dict[str, Any]) -> Any:
+    size = args[1] if len(args) > 1 else kwargs["size"]
     value = args[2] if len(args) > 2 else kwargs["fill_value"]
-    zeros = args[0].new_zeros(args[1] if len(args) > 1 else kwargs["size"])
-    return zeros + _as_tensor(value, zeros.dtype)
+    return _filled(args[0].new_zeros(size, dtype=kwargs.get("dtype")), value)
 
 
+# The place of the number that fills a new tensor.
+_FILLS = {"full": 1, "full_like": 1, "new_full": 2}
 _MAKERS: dict[str, Callable[[list[Any], dict[str, Any]], Any]] = {
     "tensor": _tensor,
     "as_tensor": _tensor,

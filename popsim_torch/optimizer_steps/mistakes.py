@@ -3,19 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 
+from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map_only
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
-__all__ = ["called", "check_call"]
+__all__ = ["LeafChanges", "called", "check_call"]
 
 # Methods that give the memory of a tensor to other libraries.
 _LEAVES_TORCH = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
+
+
+class LeafChanges:
+    """Warns once of a step that changes a parameter and records gradients: PyTorch refuses it.
+
+    Args:
+        kind: The optimizer's class.
+    """
+
+    _warned: ClassVar[WeakSet[type[Any]]] = WeakSet()
+
+    def __init__(self, kind: type[Any]) -> None:
+        self._kind = kind
+        self._weights: frozenset[int] = frozenset()
+
+    def watch(self, weights: Sequence[torch.Tensor]) -> None:
+        """Watch the parameters of the next run of the step."""
+        self._weights = frozenset(map(id, weights))
+
+    def check(self, name: str, args: Sequence[Any]) -> None:
+        """Warn if a function of torch changes a parameter in place.
+
+        Args:
+            name: The function.
+            args: Its arguments.
+        """
+        if not torch.is_grad_enabled() or not args or self._kind in self._warned:
+            return
+        if id(args[0]) in self._weights and _is_in_place(name):
+            self._warned.add(self._kind)
+            logs.python.warning(
+                "The step of %s changes a parameter in place (%s%s) while PyTorch records "
+                "gradients. The device does so, but eager PyTorch raises a RuntimeError: a leaf "
+                "Variable that requires grad is being used in an in-place operation. Write "
+                "@torch.no_grad() above step.",
+                self._kind.__name__,
+                name,
+                user_line(" at "),
+            )
+
+
+def _is_in_place(name: str) -> bool:
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
+    return name.endswith("_") and name != "requires_grad_"
+
+
+_NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__"})
 
 
 def check_call(name: str) -> None:

@@ -154,8 +154,10 @@ def _as_tensor(value: Any) -> torch.Tensor:
         return torch.full((), float(value), dtype=torch.float64)
 
 
-class StepTruth:
+class StepTruth(torch.SymBool):
     """A condition on numbers; ``bool`` answers it.
+
+    PyTorch's functions take a ``SymBool`` wherever they take a number.
 
     Args:
         tensor: The condition.
@@ -173,6 +175,7 @@ class StepTruth:
         name: str = "",
         operands: Sequence[Any] = (),
     ) -> None:
+        super().__init__(self)  # type: ignore[no-untyped-call]
         self.tensor = tensor
         self.known = known
         self.operands = operands
@@ -187,6 +190,22 @@ class StepTruth:
         if self.known is not None:
             return bool(self._choices.of_values(self.known))
         return self._choices.of_states(self)
+
+    def __int__(self) -> int:
+        return int(bool(self))
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    __rand__ = __and__
+
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    __ror__ = __or__
+
+    def __repr__(self) -> str:
+        return "a condition that changes from step to step"
 
     def __eq__(self, other: object) -> bool:
         return bool(self) == other

@@ -13,6 +13,7 @@ from popsim_torch.optim.nested import Path, is_number, leaves, put
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.functions import StepFunctions
+from popsim_torch.optimizer_steps.mistakes import LeafChanges
 from popsim_torch.optimizer_steps.numbers import MOST_PATHS, Choices, Known, StepNumber
 from popsim_torch.optimizer_steps.source import Slot, changed_attributes, check_containers, rebuilt
 from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
@@ -69,6 +70,8 @@ class StepRuns:
         moving: Cells beside the states of parameters: tensors in attributes, and numbers of groups
             and attributes that steps change.
         added: Those of these cells that the first step makes.
+        sometimes: Those of them that the first step makes in some of its ways only.
+        changed: The numbers beside the states of parameters that a run has changed.
         constants: What else is in the states after a step.
         whole: The states that are numbers on the host, and whether they are whole.
         noted: The conditions on hyper-parameters so far, with their answers.
@@ -83,11 +86,14 @@ class StepRuns:
         self.values = {k: value for k, value in source.numbers().items() if k[0] in groups}
         self.moving = list(map(_cell_of_attribute, source.tensors().items()))
         self.added: set[CellKey] = set()
+        self.sometimes: set[CellKey] = set()
+        self.changed: set[CellKey] = set()
         self.constants: dict[CellKey, Any] = {}
         self.whole: dict[CellKey, bool] = {}
         self.noted: list[tuple[Known, object]] = []
         self.knows_first = False
         self.reads_shapes = False
+        self._leaf_changes = LeafChanges(source.kind)
 
     def all_ways(self, given: Given) -> Outcome:
         """Run the step once for each combination of answers, and join the results."""
@@ -104,20 +110,25 @@ class StepRuns:
             found.append((choices, self._run(choices, given)))
             self.noted += choices.noted
             answers = choices.next_answers()
-        self._complete([outcome for _, outcome in found])
+        self._complete([outcome for _, outcome in found], given)
         return _joined(found, 0)
 
-    def _complete(self, outcomes: Sequence[Outcome]) -> None:
+    def _complete(self, outcomes: Sequence[Outcome], given: Given) -> None:
         """Give all runs the numbers that only some have changed; they are cells from now on."""
-        known = {cell.key for cell in self.moving}
         every = {
             key: tensor
             for outcome in outcomes
             for key, tensor in outcome.cells.items()
-            if key[1] in ("group", "attribute") and key not in known
+            if key[1] in ("group", "attribute")
         }
-        for outcome in outcomes:
-            outcome.cells = {**every, **outcome.cells} if every else outcome.cells
+        for key, tensor in every.items():
+            for outcome in outcomes:
+                if key in outcome.cells:
+                    continue
+                if key in self.added:  # the first step leaves the number as it is on the device
+                    self.sometimes.add(key)
+                    tensor = given.moving[key].clone()
+                outcome.cells[key] = tensor
 
     def _run(self, choices: Choices, given: Given) -> Outcome:
         def number_of(value: float) -> StepNumber:
@@ -148,7 +159,9 @@ class StepRuns:
         if not given.is_first:
             self._fill(kept, weights, given.states, of_state)
         optimizer = rebuilt(self._source, self._slots, weights, hyper, attributes, kept)
-        with StepFunctions(choices) as mode:
+        self._leaf_changes.watch(weights)
+        # Gradients are recorded where eager PyTorch would do it; no tensor here asks for them.
+        with torch.enable_grad(), StepFunctions(choices, self._leaf_changes) as mode:
             type(optimizer).step(optimizer)
         check_containers(self._source, optimizer)
         self.reads_shapes = self.reads_shapes or mode.reads_shapes
@@ -205,11 +218,13 @@ class StepRuns:
         for cell in self.moving:
             if not cell.is_number:
                 self._note(outcome, cell.key, vars(optimizer)[cell.path[0]], None)
-            elif cell.key not in outcome.cells and cell.key not in self.added:
-                # A number that stays in this run.
+            elif cell.key not in outcome.cells:
+                # A number that stays in this run; there is none before the first step adds it.
                 of_group = cell.owner == "group"
-                same = hyper[cell.path[0], cell.path[1]] if of_group else attributes[cell.path]
-                outcome.cells[cell.key] = same.tensor.clone()
+                key: Any = (cell.path[0], cell.path[1]) if of_group else cell.path
+                same = (hyper if of_group else attributes).get(key)
+                if same is not None:
+                    outcome.cells[cell.key] = same.tensor.clone()
         return outcome
 
     def _note(
@@ -221,6 +236,8 @@ class StepRuns:
         *,
         whole: bool = False,
     ) -> None:
+        if key[1] in ("group", "attribute"):
+            self.changed.add(key)
         if isinstance(leaf, StepNumber):
             outcome.cells[key] = leaf.tensor.clone()
             outcome.numbers[key] = whole

@@ -33,9 +33,10 @@ __all__ = ["trace_updates"]
 
 Targets = Sequence[tuple[Target, torch.Tensor]]
 _MOST_KEPT = 64
+_Key = tuple[object, tuple[object, ...], bool]
 
 # The traced steps of each class, by what they depend on besides numbers.
-_kept: WeakKeyDictionary[type[Any], dict[object, list[TracedStep]]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[type[Any], dict[_Key, list[TracedStep]]] = WeakKeyDictionary()
 _independent: WeakKeyDictionary[type[Any], dict[object, bool]] = WeakKeyDictionary()
 
 
@@ -116,7 +117,16 @@ class _Updates:
             for step in kept.get(key, ()):
                 if step.holds(self._values):
                     return step
-        step = derive(self._source, slots, lambda slot: self._host_state(positions[slot]))
+        similar = next(
+            (
+                one
+                for (structure, *_), steps in kept.items()
+                if structure == self._structure
+                for one in steps
+            ),
+            None,
+        )
+        step = derive(self._source, slots, lambda slot: self._host_state(positions[slot]), similar)
         if step.formula.any_shape:
             nodes = step.formula.graph_module.graph.nodes
             shaped = len(slots) > 1 or not slots[0].shape
@@ -131,7 +141,7 @@ class _Updates:
         kept.setdefault(self._key(slots, shaped=not step.formula.any_shape), []).append(step)
         return step
 
-    def _key(self, slots: Sequence[Slot], *, shaped: bool) -> object:
+    def _key(self, slots: Sequence[Slot], *, shaped: bool) -> _Key:
         described = [
             (slot.group, slot.dtype, slot.shape if shaped else bool(slot.shape)) for slot in slots
         ]

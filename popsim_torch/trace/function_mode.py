@@ -65,6 +65,7 @@ from popsim_torch.trace.mixed_types import check_types
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
+from popsim_torch.trace.selected import selected_call, selecting_call
 from popsim_torch.trace.traceable import traceable_call
 
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
@@ -187,6 +188,9 @@ class FunctionMode(TorchFunctionMode):
             return func(*args)
         target = args[0] if args else None
         args, kwargs = tree_map(self._known, (args, kwargs), is_leaf=_is_size)
+        if (replacement := selected_call(func, name, args, kwargs)) is not None:
+            with self:
+                return replacement()
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
@@ -332,6 +336,7 @@ class FunctionMode(TorchFunctionMode):
             or traceable_call(func, args, kwargs)
             or slicing_call(self._listener, name, args)
             or masked_write(self._listener, func, name, args, kwargs)
+            or selecting_call(self._listener, name, args, kwargs)
         ) is not None:
             with self:
                 result = replacement()

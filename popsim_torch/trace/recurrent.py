@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from popsim_torch.trace.own_operators import define_with_gradient
+from popsim_torch.trace.recurrent_steps import gradients_by_steps
 
 RECURRENT_FUNCTIONS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
 """Names of the functions of ``torch`` that run a recurrent network over a sequence."""
@@ -79,21 +80,25 @@ def _recurrent_grad(
 
 
 def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    x, h0, c0, weight_input, weight_hidden, bias_input, _, ctx.mode, ctx.reverse = inputs
+    x, h0, c0, weight_input, weight_hidden, *biases, ctx.mode, ctx.reverse = inputs
     y, _, _, gates, state = output
-    ctx.has_bias = bias_input is not None
+    ctx.has_bias = biases[0] is not None
     ctx.has_cell = c0 is not None
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(gates, state)
-    ctx.save_for_backward(x, h0, c0, weight_input, weight_hidden, y, gates, state)
+    ctx.save_for_backward(x, h0, c0, weight_input, weight_hidden, y, gates, state, *biases)
 
 
 def _backward(ctx: Any, grad_y: Any, grad_h: Any, grad_c: Any, *_: object) -> tuple[Any, ...]:
     gradients = (grad_y, grad_h, grad_c if ctx.has_cell else None)
     if all(gradient is None for gradient in gradients):
         return (None,) * (_NUM_GRADIENTS + 2)
+    *saved, bias_input, bias_hidden = ctx.saved_tensors
+    if torch.is_grad_enabled():  # another gradient follows
+        inputs = (*saved[:5], bias_input, bias_hidden)
+        return (*gradients_by_steps(inputs, gradients, ctx.mode, reverse=ctx.reverse), None, None)
     results: list[Any] = list(
-        torch.ops.popsim.recurrent_grad(*gradients, *ctx.saved_tensors, ctx.mode, ctx.reverse)
+        torch.ops.popsim.recurrent_grad(*gradients, *saved, ctx.mode, ctx.reverse)
     )
     if not ctx.has_cell:
         results[2] = None
@@ -109,8 +114,8 @@ _library = define_with_gradient(
     (_recurrent, _recurrent_grad),
     _backward,
     _keep_for_backward,
-    "torch.nn.LSTM, GRU and RNN: torch.autograd.grad(..., create_graph=True) through a recurrent "
-    "layer. Use the cells (torch.nn.LSTMCell, GRUCell, RNNCell) in a loop over the steps.",
+    "torch.nn.LSTM, GRU and RNN in this form. Use the cells (torch.nn.LSTMCell, GRUCell, RNNCell) "
+    "in a loop over the steps.",
 )
 
 RECURRENT = torch.ops.popsim.recurrent.default

@@ -62,6 +62,7 @@ from popsim_torch.trace.module_state import (
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
 from popsim_torch.trace.recorder import Recorder
+from popsim_torch.trace.selected import check_results
 from popsim_torch.trace.user_backward import observed_backward, observed_functions
 
 _logger = logging.getLogger("poptorch::python")
@@ -236,6 +237,7 @@ class _Tracer:
             self._recorder.user_ops.end_forward()
             check_not_reassigned(module, swapped.given)
             self._result.read_constants = self._recorder.values.read_constants()
+        check_results(structure)
         self._result.outputs = OutputSpec(
             structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
         )

@@ -1,4 +1,4 @@
-"""Reads at a mask that only a run knows: the error says what to write instead."""
+"""Uses of elements at a mask that only a run knows: the error says what to write instead."""
 
 import pytest
 import torch
@@ -16,14 +16,67 @@ class Reading(nn.Module):
         return self.read(x.clone(), x > 0)
 
 
-def add(y, mask):
-    y[mask] += 1
+def with_another_mask(y, mask):
+    y[y > 0] = y[mask] * 2
     return y
 
 
-@pytest.mark.parametrize("read", [add, lambda y, mask: y[mask].sum()], ids=["change", "sum"])
-def test_a_read_at_a_mask(read):
+def with_a_changed_mask(y, mask):
+    found = y[mask]
+    mask &= y > 1
+    y[mask] = found
+    return y
+
+
+def random_numbers(y, mask):
+    y[mask] = torch.rand_like(y[mask])
+    return y
+
+
+READS = {
+    "return": lambda y, mask: y[mask],
+    "return in a list": lambda y, mask: (y, [y[mask]]),
+    "shape": lambda y, mask: y.sum() * y[mask].shape[0],
+    "numel": lambda y, mask: y.sum() * y[mask].numel(),
+    "len": lambda y, mask: y.sum() * len(y[mask]),
+    "iteration": lambda y, mask: sum(one for one in y[mask]),
+    "item": lambda y, mask: y.sum() * y[mask].item(),
+    "bool": lambda y, mask: y if y[mask] else -y,
+    "cpu": lambda y, mask: y[mask].cpu(),
+    "first": lambda y, mask: y[mask][0],
+    "sort": lambda y, mask: y[mask].sort()[0],
+    "cumsum": lambda y, mask: y[mask].cumsum(0).sum(),
+    "max": lambda y, mask: y[mask].max(),
+    "cat": lambda y, mask: torch.cat([y[mask], y]),
+    "stack": lambda y, mask: torch.stack([y[mask], y[mask]]).sum(),
+    "softmax": lambda y, mask: y[mask].softmax(0).sum(),
+    "loss": lambda y, mask: nn.functional.mse_loss(y[mask], y[mask]),
+    "own function": lambda y, mask: poptorch.ipu_print_tensor(y[mask]),
+    "a tensor of one element": lambda y, mask: (y[mask] + torch.ones(1)).sum(),
+    "another mask": with_another_mask,
+    "a changed mask": with_a_changed_mask,
+    "another selection": lambda y, mask: (y[mask] + y[~mask]).sum(),
+    "random numbers": random_numbers,
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_a_use_of_elements_at_a_mask(read):
     model = poptorch.inferenceModel(Reading(read))
+    with pytest.raises(poptorch.Error, match=r"y = torch\.where\(mask, f\(z\), y\)") as caught:
+        model(torch.tensor([1.0, -2.0, 3.0, 0.5]))
+    assert "z[mask] at " in str(caught.value)
+    assert "test_masks_of_the_device.py" in str(caught.value)
+
+
+def test_a_name_that_no_tensor_has():
+    model = poptorch.inferenceModel(Reading(lambda y, mask: y[mask].elements))
+    with pytest.raises(AttributeError, match="'Tensor' object has no attribute 'elements'"):
+        model(torch.randn(4))
+
+
+def test_part_of_an_index():
+    model = poptorch.inferenceModel(Reading(lambda y, mask: y.reshape(2, 2)[:, mask[:2]]))
     with pytest.raises(poptorch.Error, match=r"torch\.where\(mask, y \+ z, y\)") as caught:
         model(torch.randn(4))
     assert "test_masks_of_the_device.py" in str(caught.value)

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -166,7 +167,100 @@ class Warming(optim.AdamW):
         return super().step()
 
 
-def test_a_number_of_a_group_that_the_first_step_makes_is_named():
-    _, model = wrapped(lambda p: Warming(p, lr=0.1))
-    with pytest.raises(poptorch.Error, match=r"\('first' of group 0\).* in the constructor"):
+def test_a_number_of_a_group_that_only_the_first_step_makes():
+    net = Net()
+    eager = copy.deepcopy(net)
+    own_optimizer = Warming(net.parameters(), lr=0.1)
+    model = poptorch.trainingModel(net, optimizer=own_optimizer)
+    optimizer = Warming(eager.parameters(), lr=0.1)
+    for _ in range(5):
         model(X)
+        optimizer.zero_grad()
+        eager(X).backward()
+        optimizer.step()
+    torch.testing.assert_close(net.fc.weight.detach(), eager.fc.weight.detach())
+    (own,), (theirs,) = (one.state_dict()["param_groups"] for one in (own_optimizer, optimizer))
+    assert {name: own[name] for name in ("t", "first", "lr")} == pytest.approx(
+        {name: theirs[name] for name in ("t", "first", "lr")}
+    )
+
+
+def test_a_number_that_only_some_first_steps_make_is_named():
+    class Sometimes(optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    if "seen" in group:
+                        p.mul_(0.9)
+                    if p.grad.sum().item() > 0:
+                        group["seen"] = 1.0
+            return super().step()
+
+    _, model = wrapped(lambda p: Sometimes(p, lr=0.1))
+    with pytest.raises(
+        poptorch.Error, match=r"makes 'seen' of group 0 after one branch of an 'if'"
+    ):
+        model(X)
+
+
+def recording(change):
+    """Return an optimizer whose step has no ``@torch.no_grad()``."""
+
+    class Recording(optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {"lr": 0.1})
+
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                change(p)
+
+    return Recording
+
+
+IN_PLACE = "changes a parameter in place"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.sub_(p.grad),
+        lambda p: p.__imul__(0.5),
+        lambda p: p.__setitem__(p.grad > 0, 0.5),
+        lambda p: torch._foreach_sub_([p], [p.grad]),
+    ],
+)
+def test_a_step_that_eager_pytorch_refuses_for_a_leaf_is_warned_of_once(change, caplog):
+    kind = recording(change)
+    eager = Net()
+    optimizer = kind(eager.parameters())
+    eager(X).backward()
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        optimizer.step()
+    net, model = wrapped(kind)
+    before = net.fc.weight.detach().clone()
+    model(X)
+    model(X)
+    assert not torch.equal(before, net.fc.weight)
+    (message,) = [one.getMessage() for one in caplog.records if IN_PLACE in one.getMessage()]
+    assert re.search(r"test_optimizer_mistakes\.py:\d+\) while .* Write @torch\.no_grad", message)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.data.sub_(p.grad),
+        lambda p: setattr(p, "data", p.data - p.grad),
+        lambda p: nn.init.zeros_(p),
+        lambda p: torch.no_grad()(p.sub_)(p.grad),
+    ],
+)
+def test_a_step_that_eager_pytorch_takes_is_not_warned_of(change, caplog):
+    kind = recording(change)
+    eager = Net()
+    optimizer = kind(eager.parameters())
+    eager(X).backward()
+    optimizer.step()
+    _, model = wrapped(kind)
+    model(X)
+    assert IN_PLACE not in caplog.text

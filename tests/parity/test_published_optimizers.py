@@ -2,12 +2,15 @@
 
 import copy
 import math
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 from torch import nn
 
 import popsim_torch as poptorch
+from popsim_torch.optimizer_steps import derive, updates
+from popsim_torch.trace.graph import functionalise
 
 
 class Net(nn.Module):
@@ -122,13 +125,145 @@ class Estimating(torch.optim.Optimizer):
                 p.sub_(p.grad, alpha=d * group["lr"])
 
 
-@pytest.mark.parametrize("kind", [Counted, Projected, Estimating])
+class Adapting(torch.optim.Optimizer):
+    """Prodigy: returns early without a gradient, and adds numbers to its groups if it does not."""
+
+    def __init__(self, params, lr=1.0, betas=(0.9, 0.99), d0=1e-2, growth=2.0):
+        numbers = {"d": d0, "d0": d0, "d_max": d0, "top": 0.0, "k": 0}
+        super().__init__(params, {"lr": lr, "betas": betas, "growth": growth} | numbers)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        group = self.param_groups[0]
+        beta1, beta2 = group["betas"]
+        beta3, k, d = math.sqrt(beta2), group["k"], group["d"]
+        rate = d * group["lr"] * (1 - beta2 ** (k + 1)) ** 0.5 / (1 - beta1 ** (k + 1))
+        top, under = group["top"] * beta3, 0.0
+        for group in self.param_groups:
+            for p in group["params"]:
+                grad, state = p.grad.data, self.state[p]
+                if "step" not in state:
+                    state["step"] = 0
+                    state["s"] = torch.zeros_like(p.data.flatten()[::2]).detach()
+                    state["p0"] = p.flatten()[::2].detach().clone()
+                    state["mean"] = torch.zeros_like(p.data).detach()
+                    state["square"] = torch.zeros_like(p.data).detach()
+                part, away = grad.flatten()[::2], state["p0"].data - p.data.flatten()[::2]
+                top += d / group["d0"] * rate * torch.dot(part, away).item()
+                state["mean"].mul_(beta1).add_(grad, alpha=d * (1 - beta1))
+                state["square"].mul_(beta2).addcmul_(grad, grad, value=d * d * (1 - beta2))
+                state["s"].mul_(beta3).add_(part, alpha=d / group["d0"] * rate)
+                under += state["s"].abs().sum().item()
+        if under == 0:
+            return
+        guess = top / under
+        if d == group["d0"]:
+            d = max(d, guess)
+        largest = max(group["d_max"], guess)
+        d = min(largest, d * group["growth"])
+        for group in self.param_groups:
+            group |= {"top": top, "under": under, "d": d, "d_max": largest, "guess": guess}
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] += 1
+                p.data.addcdiv_(state["mean"], state["square"].sqrt().add_(d * 1e-8), value=-rate)
+            group["k"] = k + 1
+
+
+class Bounded(torch.optim.Adam):
+    """Adam, after all gradients are divided by their common norm if that is large."""
+
+    @torch.no_grad()
+    def step(self):
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        norms = [torch.linalg.vector_norm(one) for one in gradients]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
+        if norm.item() > 0.1:
+            for one in gradients:
+                one.div_(norm)
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [Counted, Projected, Estimating, Adapting, Bounded])
 def test_a_published_step(kind):
     ours, eager = sides(lambda net: kind(net.parameters()))
     for x, y in batches(5):
         ours.step(x, y)
         eager.step(x, y)
     assert_close(ours.net, eager.net, rtol=1e-3, atol=1e-4)
+
+
+DEPENDENT = [Estimating, Adapting, Bounded]
+
+
+def test_a_first_step_that_returns_before_it_adds_numbers():
+    ours, eager = sides(lambda net: Adapting(net.parameters()))
+    nothing = torch.zeros(6, 4), torch.zeros(6, 3)
+    for net in (ours.net, eager.net):
+        nn.init.zeros_(net.a.bias)
+        nn.init.zeros_(net.b.bias)
+    for x, y in [nothing, nothing, *batches(5)]:
+        ours.step(x, y)
+        eager.step(x, y)
+    assert_close(ours.net, eager.net, rtol=1e-3, atol=1e-4)
+    (own,), (theirs,) = (side.optimizer.state_dict()["param_groups"] for side in (ours, eager))
+    assert own["k"] == theirs["k"] == 5
+    for name in ("d", "d_max", "top", "under", "guess"):
+        assert own[name] == pytest.approx(theirs[name], rel=1e-3)
+
+
+class Deep(nn.Module):
+    def __init__(self, count):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(4, 4) for _ in range(count)))
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layers(x)[:, :3], y)
+
+
+@pytest.mark.parametrize("kind", DEPENDENT)
+def test_parameters_that_depend_on_each_other_are_traced_together_twice(kind, monkeypatch):
+    traced, record = [], derive.record_graph
+
+    def counted(function):
+        def call(*inputs):
+            traced.append(len(inputs))
+            return record(function)(*inputs)
+
+        return call
+
+    def never(*_):
+        pytest.fail("PyTorch has run the graph once more")
+
+    monkeypatch.setattr(derive, "record_graph", counted)
+    monkeypatch.setattr(functionalise, "replayed", never)
+    monkeypatch.setattr(updates, "_kept", WeakKeyDictionary())
+    monkeypatch.setattr(updates, "_independent", WeakKeyDictionary())
+    net = Deep(12)
+    poptorch.trainingModel(net, optimizer=kind(net.parameters())).compile(*batches(1)[0])
+    assert sum(count >= 2 * 24 for count in traced) == 2
+
+
+def test_a_number_that_only_another_step_changes_is_no_state():
+    class Once(torch.optim.Optimizer):
+        def __init__(self, params, lr=0.1):
+            super().__init__(params, {"lr": lr, "count": 0})
+
+        @torch.no_grad()
+        def step(self):
+            total = sum(p.grad.abs().sum() for g in self.param_groups for p in g["params"])
+            for group in self.param_groups:
+                if len(group["params"]) == 2:
+                    group["count"] += 1
+                for p in group["params"]:
+                    p.sub_(p.grad / (total + group["count"]), alpha=group["lr"])
+
+    ours, eager = sides(lambda net: Once(net.parameters()))
+    for x, y in batches(3):
+        ours.step(x, y)
+        eager.step(x, y)
+    assert_close(ours.net, eager.net)
+    assert ours.optimizer.param_groups[0]["count"] == 0
 
 
 def test_a_number_that_the_first_step_adds_comes_to_the_host():

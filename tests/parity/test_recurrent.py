@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import popsim_torch as poptorch
-from popsim_torch.errors import Error
 from tests.parity.compare import Loop, Pair, assert_close, quiet_options
 from tests.parity.tolerances import ONE_PASS, TRAINED
 
@@ -286,11 +285,45 @@ def test_a_gradient_that_forward_takes_itself():
     check_training(Penalty(create_graph=False), sequences)
 
 
-def test_the_gradient_of_a_gradient_is_refused():
-    model = Penalty(create_graph=True)
-    device = poptorch.trainingModel(model, quiet_options(), sgd(model))
-    with pytest.raises(Error, match="gradient of a gradient"):
-        device(*sequences())
+class Smooth(nn.Module):
+    """Trains with a penalty for gradients of input and weights, from a state made of the input."""
+
+    def __init__(self, kind, **options) -> None:
+        super().__init__()
+        self.rnn = kind(5, 6, batch_first=True, **options)
+        self.start = nn.Linear(5, 6)
+
+    def forward(self, x, target):
+        x = x.detach().clone().requires_grad_()
+        layers = self.rnn.num_layers * (2 if self.rnn.bidirectional else 1)
+        h = torch.tanh(self.start(x[:, 0])).expand(layers, -1, -1)
+        is_lstm = isinstance(self.rnn, nn.LSTM)
+        y, final = self.rnn(x, (h, h * 0.5) if is_lstm else h)
+        ends = sum(one.sin().sum() for one in final) if is_lstm else final.sin().sum()
+        wanted = [x, self.rnn.weight_hh_l0, self.rnn.weight_ih_l0]
+        first = torch.autograd.grad(y.square().sum() + ends, wanted, create_graph=True)
+        loss = (y.mean(2) * target[..., 0]).sum() + 0.01 * sum(one.square().mean() for one in first)
+        return y, poptorch.identity_loss(loss, "none")
+
+
+SECOND = {
+    "LSTM": (nn.LSTM, {}),
+    "LSTM, two directions": (nn.LSTM, {"bidirectional": True, "num_layers": 2}),
+    "LSTM, no bias": (nn.LSTM, {"bias": False}),
+    "GRU": (nn.GRU, {}),
+    "GRU, two directions": (nn.GRU, {"bidirectional": True}),
+    "RNN": (nn.RNN, {}),
+    "RNN, relu": (nn.RNN, {"nonlinearity": "relu"}),
+}
+
+
+@pytest.mark.parametrize("kind, options", SECOND.values(), ids=SECOND)
+def test_the_gradient_of_a_gradient(kind, options):
+    check_training(Smooth(kind, **options), sequences)
+
+
+def test_the_gradient_of_a_gradient_of_a_scaled_input():
+    check_training(Penalty(create_graph=True), sequences)
 
 
 def test_names_of_results_and_gradients():

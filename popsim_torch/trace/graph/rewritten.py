@@ -129,6 +129,8 @@ class _Rewriting:
         if target in _READING:
             self._check_followed(self._tensors[node.args[0]], target)  # type: ignore[index]
         new = self._record(_READING.get(target, target), node)
+        if isinstance(new, torch.fx.Node):
+            return _Tensor(_Memory(new), new)
         return tree_map_only(torch.fx.Node, lambda one: _Tensor(_Memory(one), one), new)
 
     def _check_followed(self, tensor: Any, target: OpOverload) -> None:
