@@ -78,7 +78,8 @@ def test_loss(name, reduction, dtype):
     expected, expected_gradient = eager(x, y, LOSSES[name], reduction=reduction)
     assert_close(loss, expected.to(dtype), ONE_PASS[dtype], "loss")
     assert_close(gradient, expected_gradient.to(dtype), ONE_PASS[dtype], "gradient")
-    assert not [line for line in program.splitlines() if "aten(" in line and "setup" not in line]
+    others = [line for line in program.splitlines() if "aten(" in line and "setup" not in line]
+    assert not [line for line in others if "_assert_async" not in line]
 
 
 def test_probabilities_of_zero_and_one():
@@ -88,13 +89,6 @@ def test_probabilities_of_zero_and_one():
     expected, expected_gradient = eager(x, y, F.binary_cross_entropy, reduction="none")
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradient, expected_gradient)
-
-
-def test_what_is_no_probability_gives_nan():
-    """PyTorch refuses it on the CPU; a program that runs cannot stop for it."""
-    x = torch.tensor([-0.1, 1.1, 0.5, 0.2, 0.3, 0.4, 0.6])
-    loss, _, _ = run(x, torch.full((7,), 0.5), F.binary_cross_entropy, reduction="none")
-    assert loss.isnan().tolist() == [True, True, *[False] * 5]
 
 
 @pytest.mark.parametrize("name", ["huber", "smooth l1", "l1", "mse"])
