@@ -65,6 +65,7 @@ from popsim_torch.trace.losses import LOSS_FUNCTIONS
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
+from popsim_torch.trace.slice_checks import check_slice
 from popsim_torch.trace.traceable import traceable_call
 
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
@@ -316,6 +317,7 @@ class FunctionMode(TorchFunctionMode):
             args = as_autocast("linear", args)
         check_labels(func, args, kwargs)
         check_memory(func, name, args, kwargs)
+        check_slice(func, args, kwargs)
         body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:
