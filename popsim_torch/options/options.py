@@ -254,10 +254,11 @@ class Options(ObservingOptions, MachineOptions, HostOptions, WatchOptions):
         The model is called as usual. Only the shapes and dtypes of the given tensors are used, not
         their values. Floating-point inputs hold random numbers of the normal distribution with mean
         0 and deviation 1, which depend on ``randomSeed`` and are new in every micro-batch. Integers
-        are 0 and booleans False, which are valid labels and indices. Outputs have their usual
-        shapes and dtypes, and hold the values that the model computes from these inputs; training
-        updates the weights accordingly. If forward changes an input in place, the tensor on the
-        host does not change.
+        are 0 and booleans False, which are valid labels and indices. Whether probabilities are
+        between 0 and 1 is not checked, nor what ``torch._assert_async`` checks. Outputs have their
+        usual shapes and dtypes, and hold the values that the model computes from these inputs;
+        training updates the weights accordingly. If forward changes an input in place, the tensor
+        on the host does not change.
 
         Args:
             enabled: Whether to do so; False by default.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from popsim_torch.reference.call import Call, op
@@ -68,6 +70,8 @@ def layer_norm(
     axes = list(range(-call["axes"], 0))
     mean = x.mean(axes, keepdim=True)
     rstd = ((x - mean).square().mean(axes, keepdim=True) + call["epsilon"]).rsqrt()
+    # As in PyTorch, a variance that overflows gives NaN, not the bias.
+    rstd = rstd.masked_fill(rstd == 0, math.nan)
     y = (x - mean) * rstd
     y = y if weight is None else y * weight
     return (y if bias is None else y + bias), mean, rstd

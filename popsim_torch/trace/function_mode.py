@@ -40,6 +40,7 @@ from popsim_torch.trace.call_arguments import (
     with_device,
     without_dropout,
 )
+from popsim_torch.trace.checked_losses import TRACEABLE
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
 from popsim_torch.trace.dynamic_slices import slicing_call
@@ -60,12 +61,13 @@ from popsim_torch.trace.host_reads import warn_of_host_read
 from popsim_torch.trace.in_place import check_memory, is_in_place, masked_write
 from popsim_torch.trace.label_checks import check_labels
 from popsim_torch.trace.list_indices import with_tensor_indices
-from popsim_torch.trace.losses import LOSS_FUNCTIONS, TRACEABLE
+from popsim_torch.trace.losses import LOSS_FUNCTIONS
 from popsim_torch.trace.mixed_types import check_types
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 from popsim_torch.trace.selected import selected_call, selecting_call
+from popsim_torch.trace.slice_checks import check_slice
 from popsim_torch.trace.traceable import traceable_call
 
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
@@ -320,6 +322,7 @@ class FunctionMode(TorchFunctionMode):
             args = as_autocast("linear", args)
         check_labels(func, args, kwargs)
         check_memory(func, name, args, kwargs)
+        check_slice(func, args, kwargs)
         body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from popsim_torch import logs
 from popsim_torch.errors import Error, NoLossError
 from popsim_torch.private_torch.modules import BACKWARD_HOOK_NODE
 from popsim_torch.private_torch.operators import OpOverload
-from popsim_torch.trace.books.known_values import checked_by_device
 from popsim_torch.trace.books.leaves import leaves_of
 from popsim_torch.trace.graph.markers import MARK, PRINT
 from popsim_torch.trace.graph.traced_tensors import find_node, host_computation
@@ -45,52 +44,6 @@ _LOSS_NAMES = (
 )
 LOSS_FUNCTIONS: frozenset[Callable[..., Any]] = frozenset(getattr(F, name) for name in _LOSS_NAMES)
 """The functions of ``torch.nn.functional`` whose result is a loss."""
-
-_NEGATIVE_VARIANCE = (
-    "gaussian_nll_loss: var has negative entries. Variances are not negative: pass x.exp() or "
-    "nn.functional.softplus(x) of what the layer returns."
-)
-
-
-def _gaussian_nll_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    var: torch.Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """Compute ``F.gaussian_nll_loss``, whose check of the sign of ``var`` is made in each run."""
-    variance = var if isinstance(var, torch.Tensor) else torch.full_like(input, var)
-    with checked_by_device(_NEGATIVE_VARIANCE):
-        bool((variance.detach() < 0).any())
-    if variance.dim() == input.dim() - 1:
-        variance = variance.unsqueeze(-1)
-    # The gradient ignores the lower bound.
-    variance = variance + (variance.detach().clamp(min=eps) - variance.detach())
-    loss = 0.5 * (torch.log(variance) + (input - target) ** 2 / variance)
-    if full:
-        loss = loss + 0.5 * math.log(2 * math.pi)
-    if reduction == "none":
-        return loss
-    return loss.mean() if reduction == "mean" else loss.sum()
-
-
-def _multilabel_margin_loss(
-    input: torch.Tensor, target: torch.Tensor, *reductions: Any, **named: Any
-) -> torch.Tensor:
-    """Compute ``F.multilabel_margin_loss``; PyTorch's shape rule for one sample adds an axis."""
-    if input.dim() > 1:
-        return F.multilabel_margin_loss(input, target, *reductions, **named)
-    samples = input.reshape(1, -1), target.reshape(1, -1)
-    return F.multilabel_margin_loss(*samples, *reductions, **named).reshape(())
-
-
-TRACEABLE: Mapping[Callable[..., Any], Callable[..., torch.Tensor]] = {
-    F.gaussian_nll_loss: _gaussian_nll_loss,
-    F.multilabel_margin_loss: _multilabel_margin_loss,
-}
-"""Replacements in a trace for functions that read values, or whose shape rules are wrong."""
 
 
 def _feeds(loss: torch.Tensor, other: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.trace.books.known_values import checked_by_device
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.traced_tensors import is_batched
 
 _INDEX_FILLS: dict[Any, bool] = {  # whether the call changes its argument
     torch.index_fill: False,
@@ -137,21 +138,40 @@ def _cov(
     fweights: torch.Tensor | None = None,
     aweights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute ``torch.cov`` with weights, without the checks of their values."""
+    """Compute ``torch.cov`` with weights; a run makes the checks of their values."""
     x = input.reshape(1, -1) if input.dim() < 2 else input
-    for name, weights in (("fweights", fweights), ("aweights", aweights)):
-        if weights is not None and (weights.dim() != 1 or weights.numel() != x.shape[1]):
-            raise RuntimeError(
-                f"cov(): expected {name} to have one dimension and the same numel as there are "
-                f"observations, got {list(weights.shape)} and {x.shape[1]}"
-            )
+    if fweights is not None:
+        _check_weights("fweights", fweights, x.shape[1], floating=False)
+    if aweights is not None:
+        _check_weights("aweights", aweights, x.shape[1], floating=True)
     given: Any = fweights if aweights is None else aweights
     if fweights is not None and aweights is not None:
         given = fweights * aweights
     total = given.sum()
+    if not is_batched(total):
+        torch._assert_async(total != 0, "cov(): weights sum to zero, can't be normalized")
     norm = total - correction
     if aweights is not None and correction != 0:
         norm = total - correction * (given * aweights).sum() / total
     x = x - ((x * given).sum(1) / total).unsqueeze(1)
     result: torch.Tensor = torch.mm(x, (x * given).t().conj()) / norm.clamp(min=0)
     return result.squeeze()
+
+
+def _check_weights(name: str, weights: torch.Tensor, count: int, *, floating: bool) -> None:
+    """Refuse weights of observations as PyTorch does; a run fails if they are negative."""
+    problem = ""
+    if weights.dim() > 1:
+        problem = f"one or fewer dimensions but got {name} with {weights.dim()} dimensions"
+    elif weights.dtype.is_floating_point != floating:
+        kind = "floating point" if floating else "integral"
+        problem = f"{kind} dtype but got {name} with {weights.dtype} dtype"
+    elif weights.numel() != count:
+        problem = (
+            "the same numel as there are observations in the input but got "
+            f"{weights.numel()} != {count}"
+        )
+    if problem:
+        raise RuntimeError(f"cov(): expected {name} to have {problem}")
+    if count and not is_batched(weights):
+        torch._assert_async(weights.detach().amin() >= 0, f"cov(): {name} cannot be negative")

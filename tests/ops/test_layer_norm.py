@@ -107,6 +107,15 @@ def test_constant_and_special_rows():
     assert out[2].isnan().all()
 
 
+def test_a_variance_that_overflows_gives_nan():
+    x = torch.tensor([[3e30, 6e30, 9e30], [1.0, 2.0, 3.0]])
+    types = [(F32, (2, 3)), (F32, (2, 1)), (F32, (2, 1))]
+    for out in run_op("layer_norm", [x], types, axes=1, epsilon=EPSILON)[::2]:
+        assert out[0].isnan().all()
+        assert out[1].isfinite().all()
+    assert torch.layer_norm(x, (3,))[0].isnan().all()
+
+
 def test_the_number_of_threads_changes_nothing():
     case = Case((700, 300), 1, F32, LAYOUTS["contiguous"])
     inputs = [case.gradient, case.x, case.mean.float(), case.rstd.float(), case.weight]

@@ -13,6 +13,7 @@
 
 #include "ops/aten/call.h"
 #include "ops/aten/positions.h"
+#include "ops/aten/quotients.h"
 #include "ops/math/seed.h"
 #include "ops/operands/all_bits.h"
 #include "ops/work.h"
@@ -144,6 +145,7 @@ class AtenKernel final : public Kernel {
         shares_work_(may_share_work(op) && is_large(op)),
         operator_(op.attribute<std::string>("operator")),
         follows_(follows_positions(operator_)),
+        divides_(may_overflow_quotients(operator_)),
         stream_(generator_ ? op.attribute<int64_t>("stream") : 0) {
     op.require(
         !writes_outputs_ || call_.out_positions().size() == outputs_.size(),
@@ -178,6 +180,9 @@ class AtenKernel final : public Kernel {
     }
     if (follows_) {
       threads::run_alone([&] { check_positions(operator_, stack_); });
+    }
+    if (divides_) {
+      threads::run_alone([&] { check_quotients(operator_, stack_); });
     }
     try {
       const AllBits all_bits;
@@ -227,6 +232,7 @@ class AtenKernel final : public Kernel {
   bool shares_work_;
   std::string operator_;
   bool follows_;  // whether it uses positions without a check
+  bool divides_;  // whether it may divide the least integer by -1
   // The stream of random numbers; each random op of the model has its own.
   int64_t stream_;
   std::vector<c10::IValue> stack_;

@@ -1,5 +1,6 @@
 // Layer norm: normalises rows to mean 0 and variance 1, then scales and shifts
 // each column.
+#include <limits>
 #include <optional>
 
 #include "ops/math/reduce_functions.h"
@@ -62,7 +63,9 @@ class LayerNorm final : public Kernel {
           bias_ ? bias_->read(context, 0, scratch + 3 * step) : nullptr;
       for (int64_t row = rows.begin; row < rows.end; ++row) {
         const float* x = x_.read(context, row, scratch);
-        const auto [mean, rstd] = row_moments(x, width_, epsilon_);
+        auto [mean, rstd] = row_moments(x, width_, epsilon_);
+        // As in PyTorch, a variance that overflows gives NaN, not the bias.
+        if (rstd == 0.0f) rstd = std::numeric_limits<float>::quiet_NaN();
         if (mean_) mean_->write(context, row, 0, 1, &mean);
         if (rstd_) rstd_->write(context, row, 0, 1, &rstd);
         if (!out_) continue;

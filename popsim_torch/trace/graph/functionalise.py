@@ -155,6 +155,7 @@ def functionalise_graph(
 
     Args:
         module: A graph of ATen operators whose placeholders have fake tensors in ``meta["val"]``.
+            If it has mutation, its ``as_strided`` nodes may get other, equivalent arguments.
         watched: Nodes whose successors the caller needs.
 
     Returns:
@@ -163,6 +164,9 @@ def functionalise_graph(
     """
     if not any(is_mutating(node) for node in module.graph.nodes):
         return module, {node: node for node in watched}
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten.as_strided.default:
+            _refer_to_memory(node)
     # A graph without inputs has the tensors elsewhere.
     every = (node.meta.get("val") for node in module.graph.nodes)
     fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
@@ -174,6 +178,32 @@ def functionalise_graph(
     # A change recomputes views of the changed tensor; some of them have no reader.
     functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, became
+
+
+def _refer_to_memory(node: torch.fx.Node) -> None:
+    """Let an ``as_strided`` node read the tensor that its input is a view of.
+
+    Its strides refer to the memory of that tensor, which a copy of the view does not have.
+    """
+    source, size, stride, *offset = node.args
+    offset = offset or [node.kwargs.get("storage_offset")]
+    owner: Any = source
+    while is_view(owner) and isinstance(owner.args[0], torch.fx.Node):
+        owner = owner.args[0]
+    seen, memory = (one.meta.get("val") for one in (source, owner))  # type: ignore[union-attr]
+    if owner is source or not _have_same_elements(seen, memory):
+        return
+    if offset[0] is None:
+        offset = [seen.storage_offset()]
+    node.args, node.kwargs = (owner, size, stride, *offset), {}
+
+
+def _have_same_elements(one: Any, other: Any) -> bool:
+    """Return whether the elements of two tensors with one memory mean the same."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    kinds = {(value.dtype, value.is_conj(), value.is_neg()) for value in (one, other)}
+    return len(kinds) == 1
 
 
 def replayed(

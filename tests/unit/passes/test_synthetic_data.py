@@ -54,6 +54,17 @@ def test_inputs_differ_and_follow_from_the_seed():
     assert not torch.equal(first, run(2)[0])
 
 
+def test_random_numbers_need_not_be_probabilities():
+    def function(x, y):
+        return nn.functional.binary_cross_entropy(x.sigmoid(), y)
+
+    x = torch.full((5, 7), 0.5)
+    assert model_of(function)(x, x).isfinite()
+    assert model_of(function, synthetic(mode=1))(x, x).isfinite()
+    with pytest.raises(poptorch.Error, match="target should be between 0 and 1"):
+        model_of(function, make_options())(x, x + 1)
+
+
 def test_integers_are_valid_labels_and_indices():
     def function(index, mask):
         return index + 0, torch.logical_or(mask, mask)

@@ -1,0 +1,60 @@
+"""``as_strided`` of views: its strides refer to the memory that a view is a part of."""
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+from tests.options import make_options
+
+# Each gets ten numbers.
+VIEWS = {
+    "select of a stack": lambda x: torch.stack([x, x + 100], -1)[..., 0].as_strided((2, 2), (1, 2)),
+    "every second": lambda x: (x * 1)[::2].as_strided((2, 2), (1, 2)),
+    "every second, offset": lambda x: (x * 1)[::2].as_strided((2, 2), (1, 2), 3),
+    "begin cut off": lambda x: (x * 1)[2:].as_strided((2, 2), (1, 2)),
+    "transposed": lambda x: (x * 1).reshape(2, 5).T.as_strided((2, 2), (1, 2)),
+    "expanded": lambda x: (x * 1)[3:4].expand(4).as_strided((2, 2), (1, 2)),
+    "part of a chunk": lambda x: (x * 1).chunk(2)[1].as_strided((2, 2), (1, 2)),
+    "twice": lambda x: (x * 1)[::3].as_strided((4,), (2,)).as_strided((2, 2), (1, 2), 1),
+    "parameter": lambda x: x[::2].as_strided((2, 2), (1, 2)),
+}
+
+
+class Viewed(nn.Module):
+    def __init__(self, function, changes):
+        super().__init__()
+        self.w = nn.Parameter(torch.arange(10.0))
+        self._function = function
+        self._changes = changes
+
+    def forward(self):
+        x = self.w
+        if self._changes:
+            x = x.clone()
+            x[1:4] += 50
+        out = self._function(x)
+        weights = torch.arange(1.0, 1 + out.numel()).reshape(out.shape)
+        return out, poptorch.identity_loss((out * weights).sum(), "none")
+
+
+@pytest.mark.parametrize("changes", [False, True], ids=["", "after a change"])
+@pytest.mark.parametrize("name", VIEWS)
+def test_values_and_gradients(name, changes):
+    module = Viewed(VIEWS[name], changes)
+    expected, loss = module()
+    loss.backward()
+    options = make_options()
+    options.anchorTensor("gradient", "Gradient___w")
+    optimizer = poptorch.optim.SGD(module.parameters(), lr=0.0)
+    model = poptorch.trainingModel(module, options, optimizer)
+    out, _ = model()
+    assert torch.equal(out, expected.detach())
+    assert torch.equal(model.getAnchoredTensor("gradient"), module.w.grad)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_inference(name):
+    module = Viewed(VIEWS[name], changes=True)
+    out, _ = poptorch.inferenceModel(module, make_options())()
+    assert torch.equal(out, module()[0].detach())
