@@ -61,9 +61,7 @@ def make_inputs(program: Program, data: SyntheticData) -> None:
     ops = program.graph.ops
     if draws:
         ops[:] = [
-            op
-            for op in ops
-            if op.kind != _RANGE_CHECK and op.attributes.get("operator") != _CHECK
+            op for op in ops if op.kind != _RANGE_CHECK and op.attributes.get("operator") != _CHECK
         ]
     num_setup = sum(op.phase == Phase.SETUP for op in ops)
     ops[num_setup:num_setup] = draws

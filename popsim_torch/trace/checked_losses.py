@@ -15,8 +15,8 @@ __all__ = ["TRACEABLE"]
 
 _REDUCTIONS = ("none", "mean", "sum")
 _NEGATIVE_VARIANCE = (
-    "gaussian_nll_loss: var has negative entry/entries. Variances are not negative: pass x.exp() or "
-    "nn.functional.softplus(x) of what the layer returns."
+    "gaussian_nll_loss: var has negative entry/entries. Variances are not negative: pass x.exp() "
+    "or nn.functional.softplus(x) of what the layer returns."
 )
 
 

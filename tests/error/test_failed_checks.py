@@ -46,7 +46,7 @@ CHECKS = {
     ),
     "variances": (
         lambda x: F.gaussian_nll_loss(x, 2 * x, x - 0.5),
-        "var has negative entries",
+        "var has negative entr",
     ),
     "shares": (
         lambda x: torch.quantile(x, 1 / x.detach().reshape(-1)),
