@@ -510,7 +510,7 @@ def observed() -> Compiled:
     checks = {"kept": 0, "divisors": 0, "limit": 0.0, "after": False, "late": False}
     weight = graph.of_kind(TensorKind.VARIABLE)[0]  # (no mutant makes it infinite)
     graph.add_op("finite", [weight], [], checks, phase=Phase.FORWARD, name="check")
-    bounds = {"least": -1e30, "most": 1e30, "message": "too large"}
+    bounds = {"least": -1e30, "most": 1e30, "message": "outside"}
     graph.add_op("within", [weight], [], bounds, phase=Phase.FORWARD, name="bounds")
     return good
 
