@@ -40,7 +40,7 @@ def _check_probabilities(name: str, values: torch.Tensor, advice: str) -> None:
     # (a comparison with NaN is false)
     valid = (values.amin() >= 0) & (values.amax() <= 1)
     problem = f"binary_cross_entropy: all elements of {name} should be between 0 and 1"
-    torch._assert_async(valid, f"{problem}. {advice}")
+    torch.ops.aten._assert_async.msg(valid, f"{problem}. {advice}")
 
 
 def _gaussian_nll_loss(
@@ -74,7 +74,7 @@ def _variance(input: torch.Tensor, var: torch.Tensor | float) -> torch.Tensor:
     if not is_batched(var):
         negative = (var.detach() < 0).any()
         problem = "gaussian_nll_loss: var has negative entry/entries"
-        torch._assert_async(negative.logical_not(), problem)
+        torch.ops.aten._assert_async.msg(negative.logical_not(), problem)
     if var.shape == input.shape:
         return var
     if var.shape == input.shape[:-1]:
