@@ -50,7 +50,7 @@ def _variance(input: torch.Tensor, var: torch.Tensor | float) -> torch.Tensor:
         return torch.full_like(input, var)
     if not is_batched(var):
         negative = (var.detach() < 0).any()
-        torch._assert_async(negative.logical_not(), _NEGATIVE_VARIANCE)
+        torch.ops.aten._assert_async.msg(negative.logical_not(), _NEGATIVE_VARIANCE)
     if var.shape == input.shape:
         return var
     if var.shape == input.shape[:-1]:

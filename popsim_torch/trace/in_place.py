@@ -8,13 +8,16 @@ from typing import Any, Protocol
 
 import torch
 
+from popsim_torch.errors import Error
 from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_leaves
 from popsim_torch.trace.eager_errors import error_on_host
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced
 
 __all__ = ["check_memory", "is_in_place", "masked_write"]
 
+_RESIZES = frozenset({"resize_", "resize_as_"})
 _WRITES = frozenset({"__setitem__", "index_put_", "index_put"})
 
 
@@ -43,14 +46,20 @@ def check_memory(
 ) -> None:
     """Raise the error of eager PyTorch for a change of memory that it refuses.
 
-    Traced tensors have no memory, so PyTorch does not look for elements that overlap.
+    Traced tensors have no memory, so PyTorch does not look for elements that overlap, and
+    ``resize_`` cannot take elements in the order of the memory.
 
     Args:
         func: A function of torch.
         name: Its name.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
+
+    Raises:
+        Error: The call resizes a tensor that is not contiguous.
     """
+    if name in _RESIZES and args and is_traced(args[0]):
+        _check_resize(name, args[0], args[1:])
     target: Any = kwargs.get("out")
     if target is None and args and is_in_place(name):
         target = args[0]
@@ -63,6 +72,18 @@ def check_memory(
         error = error_on_host(func, args, kwargs, same_memory=True)
         if error is not None:
             raise error
+
+
+def _check_resize(name: str, x: torch.Tensor, sizes: tuple[Any, ...]) -> None:
+    if len(sizes) == 1 and not isinstance(sizes[0], int):
+        sizes = tuple(getattr(sizes[0], "shape", sizes[0]))
+    if x.is_contiguous() or tuple(x.shape) == sizes:
+        return
+    raise Error(
+        f"{name}{user_line(' at ')}: a tensor of shape {tuple(x.shape)} that is not contiguous "
+        "cannot be resized, because this depends on the order of its elements in memory. Use "
+        "reshape() and slices, or resize x.contiguous()."
+    )
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -149,7 +149,9 @@ def _cov(
         given = fweights * aweights
     total = given.sum()
     if not is_batched(total):
-        torch._assert_async(total != 0, "cov(): weights sum to zero, can't be normalized")
+        torch.ops.aten._assert_async.msg(
+            total != 0, "cov(): weights sum to zero, can't be normalized"
+        )
     norm = total - correction
     if aweights is not None and correction != 0:
         norm = total - correction * (given * aweights).sum() / total
@@ -174,4 +176,6 @@ def _check_weights(name: str, weights: torch.Tensor, count: int, *, floating: bo
     if problem:
         raise RuntimeError(f"cov(): expected {name} to have {problem}")
     if count and not is_batched(weights):
-        torch._assert_async(weights.detach().amin() >= 0, f"cov(): {name} cannot be negative")
+        torch.ops.aten._assert_async.msg(
+            weights.detach().amin() >= 0, f"cov(): {name} cannot be negative"
+        )

@@ -1,4 +1,4 @@
-"""Slices that do not fit what is written into them: refused as in eager PyTorch."""
+"""Slices that do not fit what is written into them, and sizes that memory decides: refused."""
 
 import re
 
@@ -57,3 +57,30 @@ def test_it_is_refused(h, name):
 def test_what_fits_is_written(h, name):
     result = poptorch.inferenceModel(Written(GOOD[name]), h.make_options())(X)
     assert torch.equal(result, GOOD[name](X))
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda x: (x * 1).T.resize_(2, 3),
+        lambda x: (x * 1)[:, ::2].resize_((2, 2)),
+        lambda x: (x * 1).T.resize_as_(x[:2, :2]),
+    ],
+)
+def test_a_tensor_that_is_not_contiguous_is_not_resized(h, resize):
+    model = poptorch.inferenceModel(Written(resize), h.make_options())
+    with pytest.raises(poptorch.Error, match=r"resize_.*test_written_slices.py:\d+: .*contiguous"):
+        model(X)
+
+
+@pytest.mark.parametrize(
+    "resize",
+    [
+        lambda x: (x * 1).resize_(2, 3),
+        lambda x: (x * 1)[1].resize_([2, 2]),
+        lambda x: (x * 1).T.resize_(5, 4),
+        lambda x: (x * 1).T.contiguous().resize_as_(x),
+    ],
+)
+def test_other_tensors_are_resized(h, resize):
+    assert torch.equal(poptorch.inferenceModel(Written(resize), h.make_options())(X), resize(X))

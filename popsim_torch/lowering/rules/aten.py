@@ -12,6 +12,7 @@ from popsim_torch.errors import Error
 from popsim_torch.ir import Argument, Attribute, Tensor, TensorArgument, TensorListArgument
 from popsim_torch.lowering.emit.builder import Builder, Place, Value
 from popsim_torch.lowering.emit.maps import cast
+from popsim_torch.lowering.rules.views import with_traced_layout
 from popsim_torch.private_torch.operators import OPDEFS, OpOverload, opname, schema_of
 from popsim_torch.trace.graph.device import on_cpu_zeros
 from popsim_torch.trace.mutating_operators import is_functional_form
@@ -73,6 +74,12 @@ _MOVES_DATA = frozenset(
         torch.ops.aten.view_copy.dtype,
         torch.ops.aten.slice_scatter.default,
     }
+)
+
+
+# These take elements in the order of the memory, which is that of PyTorch only by chance.
+_READS_MEMORY = frozenset(
+    {torch.ops.aten.resize.default, torch.ops.aten.resize_as.default},
 )
 
 
@@ -153,10 +160,11 @@ def _conjugate_number(node: torch.fx.Node) -> complex | None:
 class _Boxer:
     """Converts a node's arguments to the form that the ``aten`` op needs."""
 
-    def __init__(self, builder: Builder, place: Place, *, widen: bool) -> None:
+    def __init__(self, builder: Builder, place: Place, operator: OpOverload) -> None:
         self._builder = builder
         self._place = place
-        self._widen = widen
+        self._widen = _widens(operator)
+        self._in_memory_order = operator in _READS_MEMORY
         self.inputs: list[Tensor] = []
 
     def __call__(self, value: Any) -> Argument:
@@ -182,6 +190,8 @@ class _Boxer:
 
     def _position(self, node: torch.fx.Node) -> int:
         tensor = self._builder.tensor(node)
+        if self._in_memory_order:
+            tensor = with_traced_layout(self._builder, node, tensor, self._place)
         if self._widen and tensor.dtype == torch.float16:
             tensor = cast(self._builder, tensor, torch.float32, self._place)
         self.inputs.append(tensor)
@@ -241,7 +251,7 @@ def lower_aten(
     if _conjugate_number(node) is not None:
         return None  # (its readers have the number)
     operator: Any = target or node.target
-    boxer = _Boxer(builder, place, widen=_widens(operator))
+    boxer = _Boxer(builder, place, operator)
     arguments = [boxer(value) for value in _bound(node, operator)]
     single = isinstance(node.meta.get("val"), torch.Tensor)
     flat = _results(node)

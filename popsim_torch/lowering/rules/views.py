@@ -87,7 +87,8 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     target: Any = node.target
     target = _viewing(target) or target
     if target is aten.as_strided.default:
-        source = _with_traced_layout(builder, node, source, place)
+        given: Any = node.args[0]
+        source = with_traced_layout(builder, given, source, place)
     try:
         seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
     except RuntimeError:
@@ -129,21 +130,28 @@ def _as_tensor(builder: Builder, source: Tensor, seen: torch.Tensor) -> Tensor:
     return builder.graph.add_view(source, seen.shape, seen.stride(), offset, dtype=seen.dtype)
 
 
-def _with_traced_layout(
-    builder: Builder, node: torch.fx.Node, source: Tensor, place: Place
+def with_traced_layout(
+    builder: Builder, source: torch.fx.Node, tensor: Tensor, place: Place
 ) -> Tensor:
-    """Give a tensor its strides in PyTorch: arguments of ``as_strided`` refer to them."""
-    traced = node.args[0].meta["val"]  # type: ignore[union-attr]
-    if traced.stride() == source.strides and source.offset == 0:
-        return source
+    """Give a tensor its strides in PyTorch, which some operators refer to.
+
+    Args:
+        builder: The graph under construction.
+        source: The node of the tensor.
+        tensor: The tensor.
+        place: The place of a copy.
+    """
+    traced = source.meta["val"]
+    if traced.stride() == tensor.strides and tensor.offset == 0:
+        return tensor
     extent = 1 + sum(
         (size - 1) * stride for size, stride in zip(traced.shape, traced.stride(), strict=True)
     )
     if traced.stride() == contiguous_strides(traced.shape):
-        return builder.contiguous(source, place)
-    memory = builder.value(source.dtype, (extent,))
+        return builder.contiguous(tensor, place)
+    memory = builder.value(tensor.dtype, (extent,))
     view = builder.graph.add_view(memory, traced.shape, traced.stride(), 0)
-    builder.op("copy", [source], [view], place=place)
+    builder.op("copy", [tensor], [view], place=place)
     return view
 
 

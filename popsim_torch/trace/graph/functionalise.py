@@ -190,8 +190,8 @@ def _refer_to_memory(node: torch.fx.Node) -> None:
     owner: Any = source
     while is_view(owner) and isinstance(owner.args[0], torch.fx.Node):
         owner = owner.args[0]
-    seen, memory = (one.meta.get("val") for one in (source, owner))  # type: ignore[union-attr]
-    if owner is source or not _have_same_elements(seen, memory):
+    seen: Any = source.meta["val"]  # type: ignore[union-attr]
+    if owner is source or not _have_same_elements(seen, owner.meta.get("val")):
         return
     if offset[0] is None:
         offset = [seen.storage_offset()]
