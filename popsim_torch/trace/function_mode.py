@@ -65,6 +65,7 @@ from popsim_torch.trace.losses import LOSS_FUNCTIONS
 from popsim_torch.trace.mixed_types import check_types
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
+from popsim_torch.trace.packed import packing_call
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 from popsim_torch.trace.selected import selected_call, selecting_call
 from popsim_torch.trace.slice_checks import check_slice
@@ -335,7 +336,8 @@ class FunctionMode(TorchFunctionMode):
         elif name == "cross_entropy_loss":
             result = self._cross_entropy(func, args, kwargs)
         elif (
-            replacement := recurrent_call(name, args, kwargs)
+            replacement := recurrent_call(self._listener.known_value, name, args, kwargs)
+            or packing_call(self._listener.known_value, name, args, kwargs)
             or traceable_call(func, args, kwargs)
             or slicing_call(self._listener, name, args)
             or masked_write(self._listener, func, name, args, kwargs)

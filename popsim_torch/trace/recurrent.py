@@ -3,18 +3,22 @@
 PyTorch expands ``torch.lstm`` and similar functions to the products and gates of every step. Here a
 layer in one direction is ``popsim::recurrent``; between layers (dropout, joining directions), the
 code calls PyTorch's own functions, which the function mode sees like calls of user code.
+``packed`` divides a layer for a packed sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from popsim_torch.errors import Error
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.own_operators import define_with_gradient
+from popsim_torch.trace.packed import KnownValue, blocks_of, known_sizes, run_blocks
 from popsim_torch.trace.recurrent_steps import gradients_by_steps
 
 RECURRENT_FUNCTIONS = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -124,7 +128,11 @@ RECURRENT_GRAD = torch.ops.popsim.recurrent_grad.default
 
 @dataclass(frozen=True)
 class _Call:
-    """A call of ``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu`` for a padded sequence."""
+    """A call of ``torch.lstm``, ``gru``, ``rnn_tanh`` or ``rnn_relu``.
+
+    Attributes:
+        sizes: The number of sequences at each step of a packed sequence; None for a padded one.
+    """
 
     mode: str
     x: torch.Tensor
@@ -135,7 +143,8 @@ class _Call:
     dropout: float
     train: bool
     bidirectional: bool
-    batch_first: bool
+    batch_first: bool = False
+    sizes: list[int] | None = None
 
     @property
     def num_directions(self) -> int:
@@ -149,8 +158,9 @@ class _Call:
         """Return whether this operator supports the call; PyTorch expands other calls."""
         tensors = (self.x, *self.states, *self.weights)
         layers = self.num_layers * self.num_directions
+        batch = self.x.shape[0 if self.batch_first else 1] if self.sizes is None else self.sizes[0]
         return (
-            self.x.dim() == 3
+            self.x.dim() == (3 if self.sizes is None else 2)
             and self.x.dtype in _FLOATING
             and all(t.dtype == self.x.dtype and t.numel() > 0 for t in tensors)
             # With proj_size there is one more weight per layer.
@@ -158,7 +168,7 @@ class _Call:
             and all(
                 state.dim() == 3
                 and state.shape[0] == layers
-                and state.shape[1] == self.x.shape[0 if self.batch_first else 1]
+                and state.shape[1] == batch
                 and state.shape[2] == self.weights[1].shape[1]
                 for state in self.states
             )
@@ -188,42 +198,65 @@ class _Call:
         start = index * self.weights_per_layer
         weights = self.weights[start : start + self.weights_per_layer]
         biases = weights[2:] if self.has_biases else [None, None]
-        states = [state[index] for state in self.states]
-        cell = states[1] if len(states) == 2 else None
-        y, h, c, _, _ = torch.ops.popsim.recurrent(
-            x, states[0], cell, *weights[:2], *biases, self.mode, direction == 1
-        )
-        return y, (h,) if cell is None else (h, c)
+        states = tuple(state[index] for state in self.states)
+
+        def layer_of(
+            x: torch.Tensor, states: tuple[torch.Tensor, ...]
+        ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+            cell = states[1] if len(states) == 2 else None
+            y, h, c, _, _ = torch.ops.popsim.recurrent(
+                x, states[0], cell, *weights[:2], *biases, self.mode, direction == 1
+            )
+            return y, (h,) if cell is None else (h, c)
+
+        if self.sizes is None:
+            return layer_of(x, states)
+        return run_blocks(x, states, blocks_of(self.sizes), layer_of, reverse=direction == 1)
 
 
 def _stacked(states: Sequence[torch.Tensor]) -> torch.Tensor:
     return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(tuple(states))
 
 
-def _parsed(mode: str, args: tuple[Any, ...]) -> _Call | None:
+def _parsed(known_value: KnownValue, mode: str, args: tuple[Any, ...]) -> _Call | None:
     """Return the call with these arguments; None for one of another form."""
-    if len(args) != 9 or not isinstance(args[3], bool):
-        return None  # a packed sequence
-    x, states, weights, *settings = args
+    if len(args) != 9:
+        return None
+    is_packed = not isinstance(args[3], bool)
+    sizes = known_sizes(known_value, args[1]) if is_packed else None
+    if is_packed and sizes is None:
+        return None
+    x, states, weights, *settings = (args[0], *args[2:]) if is_packed else args
     states = tuple(states) if isinstance(states, (list, tuple)) else (states,)
     if len(states) != (2 if mode == "lstm" else 1):
         return None
-    return _Call(mode, x, states, list(weights), *settings)
+    call = _Call(mode, x, states, list(weights), *settings)
+    return replace(call, sizes=sizes)
 
 
 def recurrent_call(
-    name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    known_value: KnownValue, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], tuple[torch.Tensor, ...]] | None:
     """Return a function that computes a call with these operators; None to leave it to PyTorch.
 
     Args:
+        known_value: Returns the values of a tensor; None if they differ from run to run.
         name: The called function's name.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
+
+    Raises:
+        Error: This operator does not support the call, and PyTorch cannot expand it in a trace.
     """
     if name not in RECURRENT_FUNCTIONS or kwargs:
         return None
-    call = _parsed(name, args)
+    call = _parsed(known_value, name, args)
     if call is None or not call.is_covered():
+        if call is not None and call.sizes is not None:
+            raise Error(
+                f"A packed sequence in torch.{name}{user_line(' at ')}: weights, states and data "
+                "must have one dtype (float32 or float16), and proj_size must be 0. Pass the "
+                "padded sequence to the layer, and mask its outputs."
+            )
         return None
     return call.run

@@ -260,7 +260,8 @@ class _Tracer:
                 f"The shape of the result of {error.func}{f' at {source}' if source else ''} "
                 "depends on values, which do not exist while the model is traced. "
                 + (
-                    "Pass the padded sequence to the recurrent layer, and mask its outputs, or "
+                    "Give the lengths as Python numbers, if they are the same in every run; or "
+                    "pass the padded sequence to the recurrent layer, and mask its outputs, or "
                     "take those at the last steps with gather."
                     if packed
                     else "Use masks or torch.where, and fixed sizes."
