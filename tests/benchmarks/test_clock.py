@@ -85,4 +85,12 @@ def test_what_is_done_before_a_call_is_not_timed(monkeypatch):
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     assert clock.medians({"it": call}, 1, 3.0, {"it": before}) == {"it": 1.0}
-    assert done == ["before", "call"] * 5  # two find out that a turn is three calls
+    # Two find out that a turn is three calls, and one wakes the threads before the turn.
+    assert done == ["before", "call"] * 6
+
+
+def test_a_turn_begins_when_the_threads_of_the_last_one_sleep(monkeypatch):
+    done = []
+    monkeypatch.setattr("time.sleep", done.append)
+    clock.medians({"one": lambda: done.append("one"), "two": lambda: done.append("two")}, 1, 0.0)
+    assert done[-4:] == [clock.SETTLING, "one", clock.SETTLING, "two"]
