@@ -51,8 +51,8 @@ _PRODUCTS = {
     "mv": 2,
 }
 _FLOATING = (torch.float16, torch.float32)
-# Layers whose statistics have a dtype of their own.
-_WITH_STATISTICS = frozenset({"batch_norm", "instance_norm"})
+# Layers whose statistics have a dtype of their own; the last is both, in repeated_updates.py.
+_WITH_STATISTICS = frozenset({"batch_norm", "instance_norm", "norm_with_statistics"})
 _OF_TYPES = re.compile(r"same d?type|same scalar type|expected scalar type|dtypes match|ent dtypes")
 
 

@@ -114,7 +114,7 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
     names = ("input", "running_mean", "running_var", "weight", "bias", flag, "momentum", "eps")
     defaults: dict[str, Any] = {flag: flag == "use_input_stats", "momentum": 0.1}
 
-    def norm(*args: Any, **kwargs: Any) -> Any:
+    def norm_with_statistics(*args: Any, **kwargs: Any) -> Any:
         given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         running: list[Any] = [given.get("running_mean"), given.get("running_var")]
         known = is_in_checkpoint() and all(map(_is_traced, running))
@@ -143,7 +143,7 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
         note_update(again)
         return result
 
-    return norm
+    return norm_with_statistics
 
 
 def _is_traced(value: object) -> bool:

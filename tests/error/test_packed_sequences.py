@@ -17,9 +17,10 @@ class Packed(nn.Module):
         return self.layer(packed)[1]
 
 
-def test_a_packed_sequence():
+def test_lengths_that_only_a_run_knows():
     model = poptorch.inferenceModel(Packed())
-    with pytest.raises(poptorch.Error, match="Pass the padded sequence") as caught:
+    with pytest.raises(poptorch.Error, match="Give the lengths as Python numbers") as caught:
         model(torch.randn(5, 3, 3), torch.tensor([5, 3, 2]))
+    assert "pass the padded sequence" in str(caught.value)
     assert "_pack_padded_sequence" in str(caught.value)
     assert "test_packed_sequences.py" in str(caught.value)

@@ -325,6 +325,7 @@ OTHERS = [
         },
         dtypes=(F32,),
     ),
+    Sample("within", "rows", [(700, 501)], [], {"least": -9.0, "most": 9.0, "message": "bad"}),
     Sample(
         "stochastic_round",
         "whole",
