@@ -1,7 +1,8 @@
 """How long is a training step, compared with eager PyTorch and torch.compile?
 
 The cases use one device iteration per call and several: the time is per step. Before the timing,
-the losses of all contenders are compared. ``--no-compile`` leaves out torch.compile; many device
+the losses of all contenders are compared. torch.compile has no device iterations, and compiles for
+a long time: only the first row of a case has it, and with ``--no-compile`` none. Many device
 iterations are left out if a call would take longer than half a second. ``--precision`` sets the
 precision of float32 products: ``highest``, ``high`` and ``medium`` as
 ``torch.set_float32_matmul_precision`` does, ``bf16`` like ``medium``, but for convolutions and
@@ -32,7 +33,7 @@ def set_precision(precision: str) -> None:
 
 def measure(
     case: Case, device_iterations: int, rounds: int, precision: str, *, with_compile: bool
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Return the medians of the contenders, in seconds per step."""
     set_precision(precision)
     batches = case.make_batches(device_iterations)
@@ -65,17 +66,19 @@ def main() -> None:
         # Compilations of earlier cases would count towards torch.compile's limits.
         torch.compiler.reset()
         seconds = 0.0
-        for device_iterations in arguments.iterations:
+        for number, device_iterations in enumerate(arguments.iterations):
             if device_iterations > 16 and device_iterations * seconds > LONGEST_CALL:
                 continue
             for precision in arguments.precision:
                 times = measure(
                     *(case, device_iterations, arguments.rounds, precision),
-                    with_compile=with_compile,
+                    with_compile=with_compile and number == 0,
                 )
+                if with_compile:
+                    times.setdefault("compile", None)
                 shown = (precision,) if with_precision else ()
                 rival_row(table, case.name, device_iterations, times, *shown)
-            seconds = times["eager"]
+            seconds = times["eager"] or 0.0
 
 
 if __name__ == "__main__":

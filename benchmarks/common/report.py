@@ -90,7 +90,7 @@ def rival_columns(*, with_compile: bool) -> list[str]:
 
 
 def rival_row(
-    table: Table, name: str, device_iterations: int, seconds: Mapping[str, float], *more: str
+    table: Table, name: str, device_iterations: int, seconds: Mapping[str, float | None], *more: str
 ) -> None:
     """Print a row under ``rival_columns``.
 
@@ -98,18 +98,20 @@ def rival_row(
         table: The table.
         name: Name of the case.
         device_iterations: Device iterations per call.
-        seconds: Times by contender: ``eager``, optionally ``compile``, and ``ours``.
+        seconds: Times by contender: ``eager``, optionally ``compile``, and ``ours``. None: not
+            measured.
         more: The cells of further columns.
     """
-    rivals = [key for key in ("eager", "compile") if key in seconds]
-    ratios = [seconds[key] / seconds["ours"] for key in rivals]
+    ours = seconds["ours"]
+    assert ours is not None
+    theirs = [seconds[key] for key in ("eager", "compile") if key in seconds]
     table.row(
         name,
         str(device_iterations),
-        *(1e3 * seconds[key] for key in rivals),
-        1e3 * seconds["ours"],
-        *ratios,
-        verdict(min(ratios)),
+        *("-" if time is None else 1e3 * time for time in theirs),
+        1e3 * ours,
+        *("-" if time is None else time / ours for time in theirs),
+        verdict(min(time / ours for time in theirs if time is not None)),
         *more,
     )
 
