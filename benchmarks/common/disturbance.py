@@ -13,10 +13,10 @@ import torch
 
 TOLERANCE = 1.12
 """A product that takes longer than so many times the fastest one was disturbed."""
-SEARCH_SECONDS = 15.0
+SEARCH_SECONDS = 6.0
 """For the first fastest time. A disturbance lasts for seconds."""
 PAUSE_SECONDS = 0.25
-PATIENCE_OF_ALL = 45.0
+PATIENCE_OF_ALL = 20.0
 """Seconds that all comparisons of a process wait together."""
 PRODUCT_SIZE = 384
 
