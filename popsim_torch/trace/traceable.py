@@ -108,6 +108,12 @@ def _batch_norm_of_running(
     return out, input.new_empty(0), input.new_empty(0)
 
 
+def _pdist_of_nothing(input: torch.Tensor, p: float = 2.0) -> torch.Tensor:
+    """Compute ``torch.pdist`` of no rows, whose gradient ends the process in PyTorch."""
+    torch.pdist(input.new_zeros(1, input.shape[1]), p)  # refuses what it refuses
+    return input.flatten()
+
+
 def traceable_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
@@ -141,6 +147,8 @@ def traceable_call(
             return functools.partial(_random_between, args[0], *bounds, **settings)
     if getattr(func, "__name__", "") in _NATIVE_BATCH_NORMS and len(args) == 8 and not args[5]:
         return functools.partial(_batch_norm_of_running, *args)
+    if func is torch.pdist and args and args[0].dim() == 2 and args[0].shape[0] == 0:
+        return functools.partial(_pdist_of_nothing, *args, **kwargs)
     if func is torch.Tensor.polygamma_:  # PyTorch has no rule that removes its change in place
         return functools.partial(_polygamma_, *args, **kwargs)
     grouped = grouped_call(getattr(func, "__name__", ""), args, kwargs)
