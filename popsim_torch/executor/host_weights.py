@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -76,7 +77,7 @@ METADATA: frozenset[Any] = frozenset(
 # Functions that choose whether a tensor is trained.
 _SWITCHES = (torch.Tensor.requires_grad.__set__, torch.Tensor.requires_grad_)  # type: ignore[attr-defined]
 _num_switches = 0
-_GRADIENT: Any = getattr(torch.Tensor, "grad").__get__  # noqa: B009 (not typed as a descriptor)
+_GRADIENT = inspect.getattr_static(torch.Tensor, "grad").__get__
 _PLAIN_FUNCTION = nn.Parameter.__torch_function__  # "nothing to override", as torch marks it
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate
 
 __all__ = [
     "depends_on",
@@ -178,8 +178,11 @@ class _Numbering:
 
 def _key_of(node: torch.fx.Node, numbers: Mapping[torch.fx.Node, int]) -> object:
     arguments: Any = (node.args, dict(node.kwargs))
-    described = map_arg(arguments, lambda one: _Number(numbers[one]))  # type: ignore[arg-type, return-value]
-    return str(node.target), repr(described)
+
+    def described(one: Any) -> Any:
+        return _Number(numbers[one]) if isinstance(one, torch.fx.Node) else one
+
+    return str(node.target), repr(map_aggregate(arguments, described))
 
 
 def simplify(graph: torch.fx.Graph) -> None:

@@ -13,6 +13,7 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map_only
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import host_computation
+from popsim_torch.trace.in_place import is_in_place
 
 __all__ = ["LeafChanges", "called", "check_call"]
 
@@ -46,7 +47,7 @@ class LeafChanges:
         """
         if not torch.is_grad_enabled() or not args or self._kind in self._warned:
             return
-        if id(args[0]) in self._weights and _is_in_place(name):
+        if id(args[0]) in self._weights and is_in_place(name) and name != "requires_grad_":
             self._warned.add(self._kind)
             logs.python.warning(
                 "The step of %s changes a parameter in place (%s%s) while PyTorch records "
@@ -57,15 +58,6 @@ class LeafChanges:
                 name,
                 user_line(" at "),
             )
-
-
-def _is_in_place(name: str) -> bool:
-    if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in _NOT_IN_PLACE)
-    return name.endswith("_") and name != "requires_grad_"
-
-
-_NOT_IN_PLACE = frozenset({"__index__", "__int__", "__invert__"})
 
 
 def check_call(name: str) -> None:

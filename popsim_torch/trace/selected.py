@@ -89,9 +89,9 @@ class Selected:
             f"do not exist while the model is traced, and '{name}'{user_line(' at ')} needs it. "
             "Elementwise functions, sum and mean of z[mask] work, and y[mask] = f(z[mask]) with "
             "the same tensor as mask. For others, keep the shape: instead of y[mask] = f(z[mask]), "
-            "write y = torch.where(mask, f(z), y); instead of y[mask].sum(), (y * mask).sum(); "
-            "instead of F.mse_loss(y[mask], z[mask]), (F.mse_loss(y, z, reduction='none') * "
-            "mask).sum() / mask.sum()."
+            "write y = torch.where(mask, f(z), y); instead of y[mask].max(), "
+            "torch.where(mask, y, -torch.inf).max(); instead of F.mse_loss(y[mask], z[mask]), "
+            "torch.where(mask, F.mse_loss(y, z, reduction='none'), 0).sum() / mask.sum()."
         )
 
     @classmethod

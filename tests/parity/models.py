@@ -32,6 +32,17 @@ class Mlp(nn.Module):
         return output, self.loss(output, labels)
 
 
+class Regression(nn.Module):
+    """A linear layer and its loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x, y):
+        return nn.functional.mse_loss(self.layer(x), y)
+
+
 class Cnn(nn.Module):
     def __init__(self, smooth: bool = False) -> None:
         super().__init__()

@@ -6,18 +6,9 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
 
 import popsim_torch as poptorch
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x, y):
-        return nn.functional.mse_loss(self.layer(x), y)
+from tests.parity.models import Regression
 
 
 class Counting(torch.optim.Optimizer):
@@ -76,7 +67,7 @@ def assert_same_states(own, theirs):
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_a_copy_has_the_states_of_the_device(make, way):
-    net = Net()
+    net = Regression()
     optimizer = make(net.parameters())
     model = poptorch.trainingModel(net, optimizer=optimizer)
     for _ in range(2):  # (the states of the first copy must not stay in the second)
@@ -92,7 +83,7 @@ def test_a_copy_has_the_states_of_the_device(make, way):
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_a_copy_of_model_and_optimizer_trains_on_like_the_original(make):
-    net = Net()
+    net = Regression()
     optimizer = make(net.parameters())
     model = poptorch.trainingModel(net, optimizer=optimizer)
     first, second, third = batches(3)
@@ -108,7 +99,7 @@ def test_a_copy_of_model_and_optimizer_trains_on_like_the_original(make):
 
 
 def test_a_copy_after_the_executor_has_ended():
-    net = Net()
+    net = Regression()
     optimizer = torch.optim.Adam(net.parameters())
     model = poptorch.trainingModel(net, optimizer=optimizer)
     model(*batches(1)[0])

@@ -4,18 +4,9 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import popsim_torch as poptorch
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def forward(self, x, y):
-        return nn.functional.mse_loss(self.layer(x), y)
+from tests.parity.models import Regression
 
 
 class Stepping(torch.optim.Optimizer):
@@ -59,7 +50,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_tensor_filled_with_a_value_of_the_device(change):
-    net = Net()
+    net = Regression()
     eager = copy.deepcopy(net)
     model = poptorch.trainingModel(net, optimizer=Stepping(net.parameters(), change))
     optimizer = Stepping(eager.parameters(), change)
@@ -74,7 +65,7 @@ def test_a_tensor_filled_with_a_value_of_the_device(change):
 
 
 def test_a_fill_value_with_a_dimension_is_refused_as_in_eager_pytorch():
-    net = Net()
+    net = Regression()
     change = Stepping(net.parameters(), lambda p, g, s: torch.full(p.shape, g[0] > 0) * g)
     with pytest.raises(poptorch.Error, match=r"'fill_value' .* must be Number"):
         poptorch.trainingModel(net, optimizer=change)(torch.randn(6, 4), torch.randn(6, 3))

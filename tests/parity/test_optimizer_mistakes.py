@@ -253,6 +253,7 @@ def test_a_step_that_eager_pytorch_refuses_for_a_leaf_is_warned_of_once(change, 
         lambda p: setattr(p, "data", p.data - p.grad),
         lambda p: nn.init.zeros_(p),
         lambda p: torch.no_grad()(p.sub_)(p.grad),
+        lambda p: [torch.no_grad()(p.sub_)(p.grad) for _ in p],
     ],
 )
 def test_a_step_that_eager_pytorch_takes_is_not_warned_of(change, caplog):

@@ -192,9 +192,9 @@ OpCost beam_search_cost(const OpView& op, CostContext& context) {
 
 // --- Host and control -------------------------------------------------------
 
-// What goes to the host is part of the time of the program.
-// What takes no time of the tiles: the host does it, or, for checks of values,
-// the machine does not do it.
+// What takes no time of the tiles: the host does it, and what goes there is
+// part of the time of the program; or it is a check of values, which no IPU
+// makes.
 OpCost host_cost(const OpView& /*op*/, CostContext& /*context*/) {
   OpCost cost;
   cost.formula = "host";

@@ -185,12 +185,13 @@ def _refer_to_memory(node: torch.fx.Node) -> None:
 
     Its strides refer to the memory of that tensor, which a copy of the view does not have.
     """
-    source, size, stride, *offset = node.args
+    arguments: Any = node.args
+    source, size, stride, *offset = arguments
     offset = offset or [node.kwargs.get("storage_offset")]
-    owner: Any = source
+    owner = source
     while is_view(owner) and isinstance(owner.args[0], torch.fx.Node):
         owner = owner.args[0]
-    seen: Any = source.meta["val"]  # type: ignore[union-attr]
+    seen = source.meta["val"]
     if owner is source or not _have_same_elements(seen, owner.meta.get("val")):
         return
     if offset[0] is None:
