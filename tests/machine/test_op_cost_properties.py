@@ -13,6 +13,7 @@ from tests.ops.op_samples import SAMPLES
 
 # Those that take more cycles for a number of 16 bits than for one of 32, in the library's tables.
 SLOWER_AS_HALF = {"div", "pow", "rsqrt", "reciprocal", "sqrt"}
+FREE = {"within"}  # checks of values, which no IPU makes
 SIZES = [0, 1, 2, 3, 7, 127, 1471, 1473, 99_991, 2**31, 2**31 + 1]
 NAMES = [
     *("add", "mul", "exp", "tanh", "sigmoid", "sin", "erf", "relu", "neg", "max", "where", "lt"),
@@ -96,7 +97,10 @@ def test_ops_with_real_operands_cost_something_that_makes_sense(sample, dtype):
         assert cost.grade == ""
         return
     assert_sane(cost)
-    assert cost.compute > 0
+    if sample.kind in FREE:
+        assert (cost.formula, cost.cycles) == ("host", 0)
+    else:
+        assert cost.compute > 0
     assert parts_of(cost_of(graph)) == parts_of(cost)
 
 
