@@ -15,6 +15,10 @@ from benchmarks.common.disturbance import Disturbance
 PATIENCE = 15.0
 """Seconds that one comparison waits for undisturbed moments."""
 
+ENOUGH_SECONDS = 8.0
+"""A comparison that has taken so long ends before its last round, if it had enough rounds."""
+ENOUGH_ROUNDS = 3
+
 SETTLING = 0.01
 """Seconds before each turn: threads of OpenMP wait for their next work on a core for about 5 ms."""
 
@@ -91,7 +95,8 @@ def medians(
 
     Args:
         contenders: The functions to call, by name. Each has been called before.
-        rounds: How often each contender is measured.
+        rounds: How often each contender is measured; less often if their calls take seconds
+            (``ENOUGH_SECONDS``).
         round_seconds: About how long each measurement takes; at least one call.
         before: Functions to call before each call of a contender, by its name; they are not timed.
         of_processor: Count the processor time of this process, which other programs do not change:
@@ -104,8 +109,11 @@ def medians(
     }
     times: dict[str, list[float]] = {name: [] for name in contenders}
     disturbance = Disturbance(PATIENCE) if rounds > 1 else None
+    fewest, end = min(rounds, ENOUGH_ROUNDS), time.perf_counter() + ENOUGH_SECONDS
     with _without_garbage_collection():
-        while len(times[next(iter(times))]) < rounds:
+        while (done := len(times[next(iter(times))])) < rounds:
+            if done >= fewest and time.perf_counter() > end:
+                break
             if disturbance:
                 disturbance.wait()
             start = time.perf_counter()

@@ -92,6 +92,10 @@ void bind_dense(py::module_& m) {
   m.def("onednn_version", &dense::version);
   m.def("has_tile_units", [] { return ops::kernels().has_tile_units(); });
   m.def(
+      "multiplies_tiles",
+      [](int num_parts) { return ops::kernels().multiplies_tiles(num_parts); },
+      py::arg("num_parts"));
+  m.def(
       "emulate_tile_units",
       [](bool on) { return ops::kernels().emulate_tile_units(on); },
       py::arg("on"));

@@ -26,10 +26,11 @@ constexpr int64_t kMinUses = 128;
 
 bool TilePanels::pays(const Panels& panels, int64_t rows, int64_t times,
                       int significant_bits) {
-  const auto parts = static_cast<size_t>(num_parts_of(significant_bits));
-  return kLanes == kTileRows && has_tile_units() &&
+  const int num_parts = num_parts_of(significant_bits);
+  return kLanes == kTileRows && multiplies_tiles(num_parts) &&
          panels.depth() >= kStepDepth && panels.hidden() >= kTileRows &&
-         rows >= kMinRowsByParts[parts] && rows * times >= kMinUses;
+         rows >= kMinRowsByParts.at(static_cast<size_t>(num_parts)) &&
+         rows * times >= kMinUses;
 }
 
 TilePanels::TilePanels(const Panels& panels, bool transposed,

@@ -20,6 +20,7 @@ extern "C" const popsim::ops::Kernels* POPSIM_KERNELS() {
       .ops = popsim::ops::kOps,
       .can_fuse = &popsim::dense::can_fuse,
       .has_tile_units = &popsim::dense::has_tile_units,
+      .multiplies_tiles = &popsim::dense::multiplies_tiles,
       .emulate_tile_units = &popsim::dense::emulate_tile_units,
       .num_emulated_products = &popsim::dense::num_emulated_products};
   return &kernels;

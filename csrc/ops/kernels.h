@@ -14,6 +14,7 @@ struct Kernels {
   std::span<const OpDef* const> ops;
   bool (*can_fuse)(const dense::MatmulSpec& spec);
   bool (*has_tile_units)();
+  bool (*multiplies_tiles)(int num_parts);
   bool (*emulate_tile_units)(bool on);
   int64_t (*num_emulated_products)();
 };

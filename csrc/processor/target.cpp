@@ -100,6 +100,15 @@ const std::vector<Target>& usable_targets() {
 
 Target target() { return in_use(); }
 
+bool has_bfloat16_dots() {
+#if defined(__x86_64__)
+  return target() == Target::kAvx512 &&
+         __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return false;
+#endif
+}
+
 void choose_target(Target target) {
   const std::vector<Target>& usable = usable_targets();
   check_internal(std::ranges::find(usable, target) != usable.end(),

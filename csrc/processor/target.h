@@ -30,6 +30,9 @@ enum class Target : int8_t {
 
 // The target in use: the highest usable one, or the chosen one.
 [[nodiscard]] Target target();
+// Whether the target in use is AVX-512, and the processor has its instructions
+// for bfloat16 (VDPBF16PS), too.
+[[nodiscard]] bool has_bfloat16_dots();
 // `target` must be usable, and no kernel may be in use yet. Throws
 // InternalError otherwise.
 void choose_target(Target target);

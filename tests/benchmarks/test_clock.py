@@ -65,6 +65,12 @@ def test_time_of_the_processor_does_not_count_waiting():
     assert times["it"] < 0.01
 
 
+def test_slow_calls_have_fewer_rounds(disturbed, monkeypatch):
+    monkeypatch.setattr(clock, "ENOUGH_SECONDS", 0.0)
+    assert measure(7) == clock.ENOUGH_ROUNDS
+    assert measure(2) == 2
+
+
 def test_a_single_round_looks_at_nothing(disturbed):
     disturbed += [True] * 6
     assert measure(1) == 1

@@ -95,8 +95,8 @@ def nearest(tensor):
 
 
 def test_bfloat16_operands_with_float32_sums():
-    if not _native.has_tile_units():
-        pytest.skip("the matrix units of the processor, or emulated ones")
+    if not _native.multiplies_tiles(1):
+        pytest.skip("instructions for bfloat16, or emulated units")
     a, b = torch.randn(300, 700), torch.randn(700, 200)
     near = [nearest(t) for t in (a, b)]
     expected, ours = near[0] @ near[1], product(a, b, "bf16").double()

@@ -37,12 +37,12 @@ double product_of(const Extents& values) {
 // Estimates the cycles, at the units' clock, of one core with vector
 // instructions. The numbers were measured as those of cycles() were.
 double other_cycles(const ConvolutionSpec& spec) {
-  constexpr double kFlopsPerCycle = 75;
+  const double flops_per_cycle = has_dot_instructions() ? 28 : 75;
   const int64_t per_position =
       spec.batch * spec.in_channels * spec.out_channels;
   return 2.0 * static_cast<double>(per_position) *
          product_of(spec.kernel_size) * product_of(spec.output_size) /
-         kFlopsPerCycle;
+         flops_per_cycle;
 }
 
 }  // namespace
@@ -52,7 +52,8 @@ std::unique_ptr<Convolution> with_tile_units(std::unique_ptr<Convolution> other,
                                              ConvolutionPass pass) {
   // A smaller gain is lost if a neighbouring core uses the units too.
   constexpr double kMinGain = 1.1;
-  if (other == nullptr || !has_tile_units() || spec.groups != 1 ||
+  if (other == nullptr || spec.groups != 1 ||
+      !multiplies_tiles(num_parts_of(spec.significant_bits)) ||
       spec.input_order != Order::kChannelsLast ||
       spec.output_order != Order::kChannelsLast) {
     return other;

@@ -372,8 +372,8 @@ bool pays(const MatmulSpec& spec) {
 }  // namespace
 
 std::unique_ptr<Matmul> create_tile_matmul(const MatmulSpec& spec) {
-  if (!is_plain(spec.a) || !is_plain(spec.b) || !has_tile_units() ||
-      !pays(spec)) {
+  if (!is_plain(spec.a) || !is_plain(spec.b) ||
+      !multiplies_tiles(num_parts_of(spec.significant_bits)) || !pays(spec)) {
     return nullptr;
   }
   return std::make_unique<TileMatmul>(spec);

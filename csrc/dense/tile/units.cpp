@@ -14,6 +14,11 @@
 #include "dense/tile/processor_units.h"
 #endif
 
+#if defined(__AVX512BF16__)
+#define POPSIM_DOT_INSTRUCTIONS 1
+#include "dense/tile/dot_kernel.h"
+#endif
+
 #if defined(__x86_64__)
 #include "dense/tile/emulated_units.h"
 #endif
@@ -58,6 +63,18 @@ Function choose([[maybe_unused]] const Make& make) {
 
 bool has_tile_units() { return emulated || processor_has_units(); }
 
+bool has_dot_instructions() {
+#if defined(POPSIM_DOT_INSTRUCTIONS)
+  return !has_tile_units() && processor::has_bfloat16_dots();
+#else
+  return false;
+#endif
+}
+
+bool multiplies_tiles(int num_parts) {
+  return has_tile_units() || (num_parts == 1 && has_dot_instructions());
+}
+
 bool emulate_tile_units([[maybe_unused]] bool on) {
 #if defined(__x86_64__)
   return emulated.exchange(on);
@@ -75,11 +92,19 @@ int64_t num_emulated_products() {
 }
 
 BlockFunction block_function(int num_parts) {
+#if defined(POPSIM_DOT_INSTRUCTIONS)
+  if (num_parts == 1 && has_dot_instructions()) return multiply_block_by_dots;
+#endif
   return choose<BlockFunction>(
       [&]<typename Units>() { return block_function_of<Units>(num_parts); });
 }
 
 RowFunction row_function(int num_parts, int64_t num_vectors) {
+#if defined(POPSIM_DOT_INSTRUCTIONS)
+  if (num_parts == 1 && has_dot_instructions()) {
+    return row_function_by_dots(num_vectors);
+  }
+#endif
   return choose<RowFunction>([&]<typename Units>() {
     return row_function_of<Units>(num_parts, num_vectors);
   });

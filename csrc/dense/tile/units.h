@@ -20,6 +20,14 @@ inline constexpr int64_t kBlockNumbers = kBlock * kBlock;
 // emulated.
 [[nodiscard]] bool has_tile_units();
 
+// Whether there are no units, but vector instructions multiply tiles of one
+// part (dot_kernel.h).
+[[nodiscard]] bool has_dot_instructions();
+
+// Whether tiles of so many parts can be multiplied: by units, or by those
+// instructions.
+[[nodiscard]] bool multiplies_tiles(int num_parts);
+
 // For tests: all products that are created after this call, in the whole
 // process, emulate the units in software, slowly but with the same bits
 // (emulated_units.h). Returns the previous setting.
