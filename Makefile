@@ -147,8 +147,10 @@ FALLBACKS := POPSIM_TARGETS=baseline POPSIM_WITHOUT_ONEDNN=1 POPSIM_WITHOUT_OPEN
 test-portable: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the tests with what other machines fall back to
 	$(call TEST_BUILD,portable,$(FALLBACKS))
 
-# What depends most on the kernels, as processors with AVX2 alone run it.
-AVX2_TESTS := tests/ops tests/parity tests/unit/lowering tests/unit/test_processor.py
+# What depends most on the kernels, as processors with AVX2 alone run it; `make test-targets` runs all.
+AVX2_TESTS ?= tests/ops tests/golden tests/parity/observing/test_observing_bits.py tests/unit/lowering \
+  tests/unit/test_processor.py $(patsubst %,tests/parity/test_%.py,attention complex ctc_loss half_partials image_layouts \
+  inference known_values losses precision random_graphs recurrent serialized_matmul small_gradients training)
 test-avx2: $(STAMPS)/dev.installed
 	@$(MAKE) --no-print-directory POPSIM_TARGETS=all build
 	POPSIM_CPU=avx2 $(PARALLEL) -q -m "not slow" $(AVX2_TESTS)

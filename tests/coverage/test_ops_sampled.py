@@ -191,6 +191,7 @@ def test_gradients_in_float64_are_nearer():
     assert exact[0].dtype == torch.float64 and not values_problem([near[0]], [near[0]], [exact[0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seconds", "code"), [(60, "os.abort()"), (2, "time.sleep(99)")])
 def test_a_crash_or_hang_is_the_outcome_of_its_call(monkeypatch, tmp_path, seconds, code):
     (tmp_path / "broken_worker.py").write_text(

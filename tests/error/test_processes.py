@@ -18,7 +18,6 @@ from popsim_torch import optim
 from popsim_torch.errors import Error
 from popsim_torch.processes import peers
 from tests.ranks import ROOT, run_ranks
-from tests.sweeps import sampled
 
 RANK = int(os.environ.get("RANK", "0"))
 X, Y = torch.ones(2, 3), torch.ones(2, 1)
@@ -303,7 +302,8 @@ torch.save([p.detach().clone() for p in model.parameters()], f"rank{rank}.pt")
 """
 
 
-@pytest.mark.parametrize("dies", sampled(["", "1"], quick=["1"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", ["", "1"])
 def test_torchrun_restarts_from_the_last_checkpoint(dies, tmp_path):
     script = tmp_path / "train.py"
     script.write_text(RESTARTING)

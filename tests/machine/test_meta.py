@@ -152,6 +152,7 @@ print(json.dumps([time.perf_counter() - began, peak() - before, estimate.verdict
 """
 
 
+@pytest.mark.slow
 def test_bert_large_takes_neither_long_nor_memory():
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT)],
@@ -166,6 +167,7 @@ def test_bert_large_takes_neither_long_nor_memory():
     assert verdict == "does not fit"  # 1.3 GB of weights on one IPU
 
 
+@pytest.mark.slow
 def test_the_time_of_an_estimate_grows_linearly():
     bert_estimate(1, hidden=64)
     times = []

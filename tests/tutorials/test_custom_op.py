@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "tutorials" / "custom_op" / "custom_op.py"
 
 
+@pytest.mark.slow
 @pytest.mark.tutorial
 def test_the_operators_agree_and_are_measured(tmp_path):
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(ROOT)])

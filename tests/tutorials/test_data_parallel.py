@@ -33,6 +33,7 @@ def torchrun(*arguments: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 def test_replicas_and_processes_train_alike(digits, capsys):
     run_here(SCRIPT, "--data-root", digits, *FEW)
     lines = LINE.findall(capsys.readouterr().out)

@@ -24,6 +24,7 @@ def digits(tmp_path_factory):
     return str(draw_few_digits(tmp_path_factory.mktemp("digits"), 800))
 
 
+@pytest.mark.slow
 def test_each_fault_is_found_and_mended(digits, capsys):
     run_here(SCRIPT, "--data-root", digits, "--batch-size", "40", "--steps", "20")
     printed = capsys.readouterr().out

@@ -22,6 +22,7 @@ def ways(*arguments, capsys):
     return found, printed
 
 
+@pytest.mark.slow
 def test_the_plan_is_the_fastest_way_that_fits(capsys):
     sizes = ("--layers", "7", "--ipus", "2", "--vocabulary", "2000")
     found, printed = ways(*sizes, capsys=capsys)

@@ -80,6 +80,7 @@ def assert_is_histogram(path: Path) -> None:
 # --- Scripts --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.tutorial
 def test_gradient_histogram_with_drawn_digits(run_script, tmp_path):
     result = run_script("gradient_histogram.py", started=True)
@@ -122,6 +123,7 @@ def test_statistics_give_the_histogram_of_the_values(monkeypatch):
     assert ones.num_zeros == int((values == 0).sum()) and ones.counts.sum() == (values != 0).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.tutorial
 def test_gradient_histogram_with_statistics_is_the_same_picture(run_script, tmp_path):
     arguments = ("--batch-size", "2000", "--output")
@@ -135,6 +137,7 @@ def test_gradient_histogram_with_statistics_is_the_same_picture(run_script, tmp_
     assert np.array_equal(one, other)
 
 
+@pytest.mark.slow
 @pytest.mark.tutorial
 def test_gradient_histogram_is_repeatable_and_learns(run_script, tmp_path):
     arguments = ("--batch-size", "100", "--learning-rate", "0.1", "--output", "picture.png")

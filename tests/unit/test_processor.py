@@ -69,6 +69,7 @@ print(poptorch.load(sys.argv[1])(torch.linspace(-1, 1, 128 * 64).reshape(128, 64
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(len(_C.usable_targets()) < 2, reason="the processor has one target")
 def test_a_file_of_one_target_runs_on_another(tmp_path):
     lowest, *_, highest = _C.usable_targets()

@@ -100,6 +100,7 @@ def told(done):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_poptorch_is_this_package_under_all_names(told):
     assert told["name"] == "popsim_torch"
     assert told["same"]

@@ -230,6 +230,7 @@ def test_constants_can_be_read():
     assert run(torch.zeros(2)).tolist() == [10, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_compiled_functions_are_computed_call_by_call():
     def make(repeat):

@@ -203,6 +203,7 @@ def test_a_writer_among_the_sinks_records_one_program(tmp_path, caplog):
     assert caplog.text.count("is not recorded") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_fork_while_sinks_read_the_records_of_each_other():
     first, second = (wrap(everything(1))[1] for _ in range(2))

@@ -94,6 +94,7 @@ def without_waits(lanes):
     program.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_waits")
 def test_lanes_do_not_race(lanes):
     code, _, errors = ended(start(lanes, "all"))
