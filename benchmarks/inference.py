@@ -3,7 +3,8 @@
 All contenders run without autograd (``torch.inference_mode``). The cases use one device iteration
 per call and several: the time is per batch. Before the timing, the results of all contenders are
 compared. torch.compile has no device iterations, and compiles for a long time: only the first row
-of a case has it, and with ``--no-compile`` none.
+of a case has it, and with ``--no-compile`` none. Many device iterations are left out if a call
+would take longer than three seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ import torch
 
 from benchmarks.common.cases import Case
 from benchmarks.common.clock import check_agreement, medians
-from benchmarks.common.contenders import TOLERANCE, Step, eager_inference, our_inference
+from benchmarks.common.contenders import (
+    LONGEST_CALL,
+    TOLERANCE,
+    Step,
+    eager_inference,
+    our_inference,
+)
 from benchmarks.common.report import Table, describe_machine, make_parser, rival_columns, rival_row
 
 ITERATIONS = (1, 16)
@@ -44,7 +51,10 @@ def main() -> None:
     for case in arguments.cases:
         # Compilations of earlier cases would count towards torch.compile's limits.
         torch.compiler.reset()
+        seconds = 0.0
         for number, device_iterations in enumerate(arguments.iterations):
+            if number > 0 and device_iterations * seconds > LONGEST_CALL:
+                continue
             times = measure(
                 *(case, device_iterations, arguments.rounds),
                 with_compile=with_compile and number == 0,
@@ -52,6 +62,7 @@ def main() -> None:
             if with_compile:
                 times.setdefault("compile", None)
             rival_row(table, case.name, device_iterations, times)
+            seconds = times["eager"] or 0.0
 
 
 if __name__ == "__main__":

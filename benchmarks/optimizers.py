@@ -164,7 +164,7 @@ def page(table: Sequence[Sequence[str]]) -> str:
 
 def main() -> None:
     """Print the table, or write the page."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument("--page", type=Path, help="write the page of the project")
     parser.add_argument(
         "--names", nargs="+", choices=list(OPTIMIZERS), default=list(OPTIMIZERS), metavar="NAME"

@@ -5,7 +5,10 @@ shapes. The limits are measured in the same run: the fastest of a few large floa
 (torch's and ours), and copies inside the cache and through memory. Bytes are those that an op must
 read and write; if they stay in the cache, more than 100 % of the memory's rate is possible.
 
-``--ops 20`` also lists the slowest ops of each case.
+``--ops 20`` also lists the slowest ops of each case. ``--peak 115`` asks another question: how much
+faster than eager PyTorch could a step be, if all products, convolutions, attention and recurrent
+layers ran at 115 GFLOP/s, and all other ops as they do? Give it the rate of a loop of nothing but
+multiply-adds.
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from torch import nn
 
 import popsim_torch as poptorch
 from benchmarks.common.cases import Case
-from benchmarks.common.clock import fastest
-from benchmarks.common.contenders import make_options, make_training_model
+from benchmarks.common.clock import fastest, medians
+from benchmarks.common.contenders import eager_training, make_options, make_training_model
 from benchmarks.common.op_times import OpRecord, family_of, profile
 from benchmarks.common.report import Table, describe_machine, make_parser
 
+DENSE = ("attention", "convolution", "matmul", "recurrent")
+"""Families of ops that mostly multiply and add."""
 GEMM_SIZES = (1024, 2048)
 CACHE_BYTES = 1 << 19
 MEMORY_BYTES = 1 << 28
@@ -123,12 +128,43 @@ def report(case: Case, peaks: Peaks, rounds: int, num_slowest: int) -> None:
             _row(table, record.text, [record], total, peaks)
 
 
+def is_dense(record: OpRecord) -> bool:
+    """Return whether an op mostly multiplies and adds, which it could do at the peak."""
+    return family_of(record.op) in DENSE or "product" in record.op.kind
+
+
+def bound(table: Table, case: Case, flops: float, rounds: int) -> None:
+    """Add the row of one case: our step as it is and at a rate of its dense ops, and eager's."""
+    batches = case.make_batches(1)
+    model = make_training_model(case)
+    records = profile(model, batches, rounds).records
+    eager = eager_training(case, batches, 1)
+    eager()
+    times = medians({"eager": eager, "ours": lambda: model(*batches)}, rounds)
+    at_peak = times["ours"]
+    for record in filter(is_dense, records):
+        at_peak -= max(record.seconds - record.flops / flops, 0.0)
+    table.row(
+        case.name,
+        *(1e3 * seconds for seconds in (times["eager"], times["ours"], at_peak)),
+        times["eager"] / times["ours"],
+        times["eager"] / at_peak,
+    )
+
+
 def main() -> None:
-    """Print the limits, then a table per case."""
+    """Print the limits, then a table per case; or one table of what a peak allows."""
     parser = make_parser(__doc__)
     parser.add_argument("--ops", type=int, default=0, help="list so many of the slowest ops")
+    parser.add_argument("--peak", type=float, help="GFLOP/s of all threads, for dense ops")
     arguments = parser.parse_args()
     print(describe_machine())
+    if arguments.peak:
+        columns = ["eager, ms", "ours, ms", "ours at the peak, ms", "eager/ours", "at the peak"]
+        table = Table(f"Dense ops at {arguments.peak:g} GFLOP/s", ["case", *columns])
+        for case in arguments.cases:
+            bound(table, case, 1e9 * arguments.peak, arguments.rounds)
+        return
     peaks = measure_peaks(max(2, arguments.rounds))
     print(
         f"\nPeaks: {peaks.flops / 1e9:.0f} GFLOP/s float32; copies "

@@ -53,6 +53,8 @@ def _seconds_behind(before: Call, call: Call, *, of_processor: bool) -> float:
 
 def calls_per_round(call: Call, round_seconds: float = 0.05, before: Call | None = None) -> int:
     """Return the number of calls that takes about this number of seconds; at least one."""
+    if seconds_per_call(call, 1, before) > round_seconds:
+        return 1
     return max(1, int(round_seconds / seconds_per_call(call, 2, before)))
 
 

@@ -13,6 +13,9 @@ LEARNING_RATE = 0.01
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2}
 """How far the results of contenders may lie apart."""
 
+LONGEST_CALL = 3.0
+"""Seconds: cases are not measured with so many device iterations that calls take longer."""
+
 Step = Callable[[], torch.Tensor]
 """One call: all device iterations. Returns the result that contenders are compared by."""
 

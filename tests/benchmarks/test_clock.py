@@ -24,7 +24,7 @@ def disturbed(monkeypatch):
 def measure(rounds):
     calls = []
     clock.medians({"it": lambda: calls.append(1)}, rounds, round_seconds=0.0)
-    return len(calls) - 2  # two calls find out how long a turn is
+    return len(calls) - 1  # one call finds out how long a turn is
 
 
 def test_undisturbed_rounds_are_measured_once(disturbed):
@@ -91,8 +91,8 @@ def test_what_is_done_before_a_call_is_not_timed(monkeypatch):
 
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     assert clock.medians({"it": call}, 1, 3.0, {"it": before}) == {"it": 1.0}
-    # Two find out that a turn is three calls, and one wakes the threads before the turn.
-    assert done == ["before", "call"] * 6
+    # Three find out that a turn is three calls, and one wakes the threads before the turn.
+    assert done == ["before", "call"] * 7
 
 
 def test_a_turn_begins_when_the_threads_of_the_last_one_sleep(monkeypatch):

@@ -77,6 +77,14 @@ def test_script_prints_its_tables(name) -> None:
 
 
 @pytest.mark.slow
+def test_what_a_peak_allows() -> None:
+    done = run("roofline", ["--only", "MLP 1000 float16", "--rounds", "3", "--peak", "1e6"])
+    row = next(line for line in done.stdout.splitlines() if line.startswith("| MLP 1000"))
+    _, ours, at_the_peak, *_ = map(float, row.split("|")[2:-1])
+    assert 0 < at_the_peak < ours
+
+
+@pytest.mark.slow
 def test_unknown_case_is_refused() -> None:
     done = run("training_step", ["--only", "nothing like it"])
     assert done.returncode == 2
