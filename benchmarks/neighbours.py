@@ -85,7 +85,7 @@ def turn(call: Callable[[], object], threads: int, seconds: float) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = make_parser(__doc__, rounds=15)
+    parser = make_parser(__doc__, rounds=9)
     parser.add_argument("--seconds", type=float, default=0.3, help="of a turn (default: 0.3)")
     arguments = parser.parse_args()
     threads = torch.get_num_threads()

@@ -39,6 +39,7 @@ TilePanels::TilePanels(const Panels& panels, bool transposed,
       transposed_(transposed),
       num_parts_(num_parts_of(significant_bits)),
       num_steps_(ceil_div(panels.depth(), kStepDepth)),
+      rows_per_block_(has_dot_instructions() ? kDotRows : kBlock),
       pack_rows_(pack_function(DType::kFloat32, num_parts_, TileOrder::kRows)),
       pack_columns_(
           pack_function(DType::kFloat32, num_parts_, TileOrder::kPairs)),
@@ -133,6 +134,7 @@ void TilePanels::multiply_panel(const Weights& weights, const Rows& rows,
   const bool two_rows = rows.source.rows > kTileRows;
   if (!two_rows) {
     multiply_row_({.a = rows.packed,
+                   .num_rows = rows.source.rows,
                    .b = columns,
                    .block = block_size(),
                    .num_steps = num_steps_,

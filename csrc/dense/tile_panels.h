@@ -35,14 +35,17 @@ class TilePanels {
   };
   void pack(const Weights& weights) const;
 
-  // Like Panels::multiply. `rows` begin at a multiple of kBlock, and end at one
-  // or with the last row. `packed_rows`: memory of this thread.
+  // The rows that are packed and multiplied together.
+  [[nodiscard]] int64_t rows_per_block() const { return rows_per_block_; }
+
+  // Like Panels::multiply. `rows` begin at a multiple of rows_per_block(), and
+  // end at one or with the last row. `packed_rows`: memory of this thread.
   template <typename... Visits>
   void multiply(const Weights& weights, const float* a, int64_t lda, Range rows,
                 Range panels, char* packed_rows, const Visits&... visits) const;
 
  private:
-  // Up to kBlock rows, packed.
+  // Up to rows_per_block() rows, packed.
   struct Rows {
     PartSource source;
     const uint16_t* packed;
@@ -81,6 +84,7 @@ class TilePanels {
   bool transposed_;
   int num_parts_;
   int64_t num_steps_;
+  int64_t rows_per_block_;
   PackFunction pack_rows_;
   PackFunction pack_columns_;
   BlockFunction multiply_block_;
@@ -94,8 +98,8 @@ void TilePanels::multiply(const Weights& weights, const float* a, int64_t lda,
                           const Visits&... visits) const {
   alignas(64) float products[kBlock * kMaxPanelVectors * kTileRows];
   const TileScope tiles;
-  for (int64_t first = rows.begin; first < rows.end; first += kBlock) {
-    const int64_t count = std::min(kBlock, rows.end - first);
+  for (int64_t first = rows.begin; first < rows.end; first += rows_per_block_) {
+    const int64_t count = std::min(rows_per_block_, rows.end - first);
     const Rows block = pack_rows(a + first * lda, lda, count, packed_rows);
     for (int64_t panel = panels.begin; panel < panels.end; ++panel) {
       multiply_panel(weights, block, panel, products);

@@ -15,14 +15,11 @@
 
 namespace popsim::dense {
 
-// Rows of tiles times one or two vectors of columns. With this number of rows,
-// the sums stay in registers, and loading the operands takes less time than
-// multiplying.
+// kDotRows rows of tiles times one or two vectors of columns: the sums stay in
+// registers, and loading the operands takes less time than multiplying.
 template <size_t kVectors>
 class DotKernel {
  public:
-  static constexpr int64_t kRows = 8;
-
   // The first tile of each step: `a` starts at the first of the rows.
   using Columns = std::array<const uint16_t*, kVectors>;
 
@@ -51,7 +48,7 @@ class DotKernel {
   struct Row {
     __m512 vectors[kVectors];
   };
-  using Sums = std::array<Row, static_cast<size_t>(kRows)>;
+  using Sums = std::array<Row, static_cast<size_t>(kDotRows)>;
 
   static __m512bh load(const uint16_t* numbers) {
     return reinterpret_cast<__m512bh>(_mm512_load_si512(numbers));
@@ -92,7 +89,7 @@ inline void multiply_block_by_dots(const BlockProduct& block) {
   using One = DotKernel<1>;
   using Two = DotKernel<2>;
   const int64_t num_rows = block.two_row_tiles ? kBlock : kTileRows;
-  for (int64_t row = 0; row < num_rows; row += Two::kRows) {
+  for (int64_t row = 0; row < num_rows; row += kDotRows) {
     const uint16_t* a = block.a.data + row / kTileRows * block.a.second +
                         row % kTileRows * kStepDepth;
     float* sums = block.sums + row * block.sum_stride;
@@ -113,7 +110,7 @@ inline void multiply_rows_by_dots(const RowProduct& product,
     const int64_t at = step * 2 * kTileNumbers;
     return std::array{at, at};
   };
-  for (int64_t row = 0; row < kTileRows; row += DotKernel<2>::kRows) {
+  for (int64_t row = 0; row < product.num_rows; row += kDotRows) {
     const uint16_t* a = product.a + row * kStepDepth;
     float* sums = product.sums + row * product.sum_stride;
     for (int64_t i = 0; i < num_vectors; i += 2, sums += kBlock) {

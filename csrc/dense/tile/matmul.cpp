@@ -23,9 +23,10 @@ constexpr int64_t kMinPanelSteps = 8;
 // A thread works on one matrix of a batch alone if its operands have at most
 // this size.
 constexpr int64_t kMaxOwnBytes = 1 << 20;
-// One more thread pays off for this number of steps of the units, or of
-// packing.
+// One more thread pays off for this number of steps: of the units, of
+// instructions instead of them, or of packing.
 constexpr int64_t kStepsForOne = 512;
+constexpr int64_t kDotStepsForOne = 40;
 constexpr int64_t kPackedStepsForOne = 64;
 
 // One operand, divided into blocks.
@@ -121,8 +122,9 @@ class TileMatmul final : public Matmul {
 
   [[nodiscard]] threads::Work block_work() const {
     if (alone()) return {};
-    return threads::work_of(a_.num_blocks * b_.num_blocks * num_steps_,
-                            kStepsForOne);
+    return threads::work_of(
+        a_.num_blocks * b_.num_blocks * num_steps_,
+        has_dot_instructions() ? kDotStepsForOne : kStepsForOne);
   }
 
   // The workspace contains the chunk, a block for each share, the sums of

@@ -21,8 +21,9 @@ inline constexpr int64_t kBlockNumbers = kBlock * kBlock;
 [[nodiscard]] bool has_tile_units();
 
 // Whether there are no units, but vector instructions multiply tiles of one
-// part (dot_kernel.h).
+// part (dot_kernel.h), kDotRows rows together.
 [[nodiscard]] bool has_dot_instructions();
+inline constexpr int64_t kDotRows = 8;
 
 // Whether tiles of so many parts can be multiplied: by units, or by those
 // instructions.
@@ -70,6 +71,7 @@ inline void add_block(const float* from, float* to) {
 // columns, a block has two vectors.
 struct RowProduct {
   const uint16_t* a;
+  int64_t num_rows;  // only as many sums need be right
   const uint16_t* b;
   int64_t block;  // numbers between blocks of b
   int64_t num_steps;

@@ -36,7 +36,7 @@ StepProduct::StepProduct(const Dims& dims, const StepWeights& weights,
       panels_(weights.gates, dims.hidden, weights.depth,
               dims.passes(weights.depth)),
       units_(units_for(dims, weights, panels_)),
-      block_(units_ ? dense::kBlock : 1),
+      block_(units_ ? units_->rows_per_block() : 1),
       rows_(shares_of_rows(dims.steps)),
       panel_shares_(threads::multiplications(step_work()), panels_.count()),
       packed_(
