@@ -29,6 +29,8 @@ from benchmarks.zoo.trial import SLACK, try_out
 SECONDS = 3.0
 """How long steps alternate, if this is more than the number of rounds."""
 MAX_ROUNDS = 200
+TURN_SECONDS = 0.03
+"""How long a turn takes, of calls that are shorter; the first one of it does not count."""
 COLUMNS = (
     "model",
     "data",
@@ -84,22 +86,29 @@ def alternate(
 ) -> list[tuple[float, float]]:
     """Return the processor time of two functions in each round, in seconds.
 
-    Both run in one thread. Its processor time does not count while others use the processor.
+    Both run in one thread. Its processor time does not count while others use the processor. The
+    turns of short functions have several calls, as training has: after the other's turn, the
+    caches have nothing of theirs.
     """
     times: list[tuple[float, float]] = []
     start = time.perf_counter()
     first(), second()
+    turns = [(call, max(1, int(TURN_SECONDS / _seconds(call, 1)))) for call in (first, second)]
     while len(times) < rounds or (
         time.perf_counter() - start < SECONDS and len(times) < MAX_ROUNDS
     ):
-        times.append((_seconds(first), _seconds(second)))
+        one, other = (_seconds(call, count) for call, count in turns)
+        times.append((one, other))
     return times
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def _seconds(call: Callable[[], object], count: int) -> float:
+    if count > 1:
+        call()
     start = time.process_time()
-    call()
-    return time.process_time() - start
+    for _ in range(count):
+        call()
+    return (time.process_time() - start) / count
 
 
 processes = FreshProcess(__spec__.name, {"measure": measure}, timeout=1200)

@@ -27,7 +27,7 @@ SLACK = 5.0
 """How many times the error of eager PyTorch in float32 is still an error of float32."""
 NOISE = 1e-6
 """Relative change of weights that float32 cannot tell from rounding after some layers."""
-NOISY_RUNS = 4
+NOISY_RUNS = 10
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,28 @@ bool follow_each_other(const std::vector<PoolWindow>& windows) {
   return true;
 }
 
+bool have_one_size(const PoolWindow& a, const PoolWindow& b) {
+  return a.last - a.first == b.last - b.first && a.full == b.full;
+}
+
 }  // namespace
+
+EvenWindows most_even(const std::vector<PoolWindow>& windows) {
+  EvenWindows most;
+  for (size_t begin = 0; begin < windows.size();) {
+    EvenWindows run{.begin = begin, .end = begin + 1};
+    for (; run.end < windows.size(); ++run.end) {
+      const PoolWindow& before = windows[run.end - 1];
+      const PoolWindow& next = windows[run.end];
+      const int64_t distance = next.first - before.first;
+      if (run.end == begin + 1) run.distance = distance;
+      if (!have_one_size(before, next) || distance != run.distance) break;
+    }
+    if (run.end - run.begin > most.end - most.begin) most = run;
+    begin = run.end;
+  }
+  return most;
+}
 
 bool PoolGeometry::disjoint() const {
   return follow_each_other(down) && follow_each_other(across);

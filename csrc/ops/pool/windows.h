@@ -20,6 +20,16 @@ struct PoolWindow {
   int64_t full;  // number of positions, including those in the padding
 };
 
+// Windows that follow each other at one distance and have one size.
+struct EvenWindows {
+  size_t begin = 0;
+  size_t end = 0;
+  int64_t distance = 1;
+};
+
+// The most such windows that are adjacent.
+[[nodiscard]] EvenWindows most_even(const std::vector<PoolWindow>& windows);
+
 struct PoolGeometry {
   int64_t batch;
   int64_t channels;
