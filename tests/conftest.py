@@ -19,6 +19,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def exempt_what_stays() -> Iterator[None]:
+    """Exempt what a file's tests leave, modules above all: collections look at what is new only."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def reset_seed():
     """Start each test from the same random state."""
