@@ -250,8 +250,9 @@ def test_steps_with_numbers_that_units_cannot_multiply(mode, where, value):
 
 @pytest.mark.parametrize("size", [(12, 16, 8, 128), (5, 80, 8, 64)], ids=["units", "rows"])
 @pytest.mark.parametrize("mode", ["lstm", "gru"])
-def test_threads_change_no_bit_of_steps_on_the_units(mode, size):
-    layer = Layer(mode, *size, precision="tf32")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_threads_change_no_bit_of_steps_on_the_units(precision, mode, size):
+    layer = Layer(mode, *size, precision=precision)
     torch.manual_seed(0)
     operands = layer.operands()
     results = []

@@ -49,9 +49,9 @@ class TileConvolution {
 [[nodiscard]] std::unique_ptr<TileConvolution> create_tile_grad_weight(
     const ConvolutionSpec& spec);
 
-// Returns `other`, an implementation of the pass, if the processor has no such
-// units or if `other` is at least as fast. Otherwise the result uses `other`
-// for numbers that are not ordinary.
+// Returns `other`, an implementation of the pass, if the processor has neither
+// such units nor instructions that do the same, or if `other` is at least as
+// fast. Otherwise the result uses `other` for numbers that are not ordinary.
 [[nodiscard]] std::unique_ptr<Convolution> with_tile_units(
     std::unique_ptr<Convolution> other, const ConvolutionSpec& spec,
     ConvolutionPass pass);

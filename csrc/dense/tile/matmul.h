@@ -9,8 +9,8 @@
 
 namespace popsim::dense {
 
-// Returns null if the processor has no such units or if another implementation
-// is at least as fast.
+// Returns null if the processor has neither such units nor instructions that do
+// the same, or if another implementation is at least as fast.
 [[nodiscard]] std::unique_ptr<Matmul> create_tile_matmul(
     const MatmulSpec& spec);
 

@@ -89,12 +89,11 @@ def lanes(folder):
 @pytest.fixture(scope="module")
 def without_waits(lanes):
     """Return a running program that leaves one wait out at a time; it sleeps most of the time."""
-    program = start(lanes, report=False)
-    yield program
-    program.kill()
+    with start(lanes, report=False) as program:
+        yield program
+        program.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("without_waits")
 def test_lanes_do_not_race(lanes):
     code, _, errors = ended(start(lanes, "all"))
