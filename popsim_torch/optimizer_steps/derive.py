@@ -29,7 +29,7 @@ from popsim_torch.optimizer_steps.compare import (
     simplify,
     subgraph,
 )
-from popsim_torch.optimizer_steps.numbers import python_numbers
+from popsim_torch.optimizer_steps.python_functions import python_numbers
 from popsim_torch.optimizer_steps.runs import Given, Outcome, StepRuns
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
@@ -339,8 +339,9 @@ class _Deriver:
 
     def _both(self, cells: Sequence[Cell]) -> tuple[list[Cell], torch.fx.GraphModule]:
         """Trace a step that asks a flag whether it is the first one."""
-        if self._runs.sometimes:
-            raise _other_states(self._runs.sometimes)
+        missed = set(filter(self._is_missed, self._runs.sometimes))
+        if missed:
+            raise _other_states(missed)
         count = len(self._slots)
         flags = [Cell(slot, (FLAG,), "flag", (), torch.float32) for slot in range(count)]
         every = [*cells, *flags]
@@ -356,6 +357,11 @@ class _Deriver:
             return [*results, *(torch.ones_like(given.states[flag.key]) for flag in flags)]
 
         return every, self._record(every, run)
+
+    def _is_missed(self, key: CellKey) -> bool:
+        """Return whether a later step may ask for a number that the first one has not made."""
+        _, owner, path = key
+        return owner != "group" or (path[0], path[1][0]) in self._runs.read
 
     def _finished(self, cells: Sequence[Cell], module: torch.fx.GraphModule) -> TracedStep:
         """Order inputs and results by parameter."""

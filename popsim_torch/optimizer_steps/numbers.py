@@ -11,27 +11,27 @@ ways: the step runs once for each answer, and the device chooses between the res
 
 from __future__ import annotations
 
-import builtins
-import contextlib
-import inspect
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = [
+    "FUNCTIONS",
     "MOST_PATHS",
     "Choices",
     "Known",
     "StepNumber",
     "StepTruth",
     "evaluate",
-    "python_numbers",
 ]
 
 Known = Any
@@ -39,6 +39,8 @@ Known = Any
 
 ``("name", key)`` is a hyper-parameter; ``(name of the function, *operands)`` is a function.
 """
+
+_RUNS = "popsim_torch.optimizer_steps.runs"  # the module that calls the step
 
 MOST_PATHS = 64
 """The largest number of runs of a step, each with other answers to conditions on states."""
@@ -54,6 +56,7 @@ class Choices:
     Attributes:
         conditions: The tensors of the conditions on states so far.
         answers: Their answers.
+        lines: The lines of the user's code that ask for them.
         noted: The conditions on hyper-parameters so far, with their answers.
     """
 
@@ -64,6 +67,7 @@ class Choices:
         self.values = values
         self.conditions: list[torch.Tensor] = []
         self.answers: list[bool] = []
+        self.lines: list[str] = []
         self.noted: list[tuple[Known, object]] = []
 
     def of_states(self, truth: StepTruth) -> bool:
@@ -75,6 +79,7 @@ class Choices:
         self.conditions.append(condition)
         answer = self._given[position] if position < len(self._given) else True
         self.answers.append(answer)
+        self.lines.append(user_line())
         self._asked[truth.key] = truth, answer
         return answer
 
@@ -120,6 +125,9 @@ _UNARY: dict[str, tuple[Callable[[Any], Any], Callable[..., torch.Tensor]]] = {
     "trunc": (math.trunc, torch.trunc),
     "round": (round, torch.round),
 }
+FUNCTIONS = tuple(_UNARY)
+"""The names of the functions of one number."""
+
 _COMPARISONS: dict[str, tuple[Callable[[Any, Any], Any], Callable[..., torch.Tensor]]] = {
     "lt": (operator.lt, torch.lt),
     "le": (operator.le, torch.le),
@@ -132,6 +140,31 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: pair[0] for name, pair in {**_BINARY, **_COMPARISONS}.items()},
     **{name: pair[0] for name, pair in _UNARY.items()},
 }
+
+
+_DIVISIONS = frozenset({"div", "floordiv", "mod"})
+_HANDLED = frozenset({"ZeroDivisionError", "ArithmeticError", "Exception"})
+
+
+def _is_zero(divisor: Any) -> bool:
+    """Return whether a divisor is zero, if the code that divides handles the error of Python.
+
+    Other code takes the quotient as the device computes it: it has no way without an error.
+    """
+    if not isinstance(divisor, (StepNumber, StepTruth)):
+        return not divisor
+    return _is_handled(sys._getframe(1)) and bool(divisor == 0)
+
+
+def _is_handled(frame: FrameType | None) -> bool:
+    """Return whether a function of the step may catch ``ZeroDivisionError``."""
+    while frame is not None and frame.f_globals.get("__name__") != _RUNS:
+        code = frame.f_code
+        # (the table of handlers is new in Python 3.11)
+        if getattr(code, "co_exceptiontable", True) and not _HANDLED.isdisjoint(code.co_names):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def evaluate(known: Known, values: Mapping[Any, float]) -> Any:
@@ -237,6 +270,8 @@ class StepNumber(torch.SymFloat):
         for value in operands:
             if not isinstance(value, (StepNumber, int, float, bool, StepTruth)):
                 return NotImplemented
+        if name in _DIVISIONS and _is_zero(b):
+            raise ZeroDivisionError("division by zero")
         with DisableTorchFunction():
             tensors = [
                 value.tensor.to(torch.float64)
@@ -250,6 +285,14 @@ class StepNumber(torch.SymFloat):
         if table is _COMPARISONS:
             return StepTruth(result, known, self.choices, name, operands)
         return StepNumber(result, known, self.choices)
+
+    def unary(self, name: str) -> Any:
+        """Return a function of the number, by its name in ``math`` or ``operator``."""
+        return self._with(_UNARY, name, self)
+
+    def binary(self, name: str, a: Any, b: Any) -> Any:
+        """Return a function of two numbers, one of them this one, by its name in ``operator``."""
+        return self._with(_BINARY, name, a, b)
 
     def __bool__(self) -> bool:
         return bool(self != 0)
@@ -299,23 +342,22 @@ def _binary_method(name: str, *, swapped: bool = False) -> Callable[[Any, Any], 
             a, b = (other, self) if swapped else (self, other)
             return _TENSOR_FUNCTIONS[name](a, b)
         pair = (other, self) if swapped else (self, other)
-        return self._with(_BINARY, name, *pair)
+        return self.binary(name, *pair)
 
     return method
 
 
 def _unary_method(name: str) -> Callable[..., Any]:
     def method(self: StepNumber) -> Any:
-        return self._with(_UNARY, name, self)
+        return self.unary(name)
 
     return method
 
 
 def _round(self: StepNumber, digits: int | None = None) -> Any:
     if not digits:
-        return self._with(_UNARY, "round", self)
-    scaled = self * 10**digits
-    return scaled._with(_UNARY, "round", scaled) / 10**digits
+        return self.unary("round")
+    return (self * 10**digits).unary("round") / 10**digits
 
 
 def _comparison(name: str) -> Callable[[Any, Any], Any]:
@@ -357,92 +399,3 @@ _METHODS: dict[str, Any] = {
 }
 for _name, _method in _METHODS.items():
     setattr(StepNumber, _name, _method)
-
-
-def _mathematical(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    def function(*args: Any) -> Any:
-        if not any(isinstance(one, StepNumber) for one in args):
-            return original(*args)
-        if name == "pow":
-            return args[0] ** args[1]
-        if name == "fabs":
-            return abs(args[0])
-        if name == "log" and len(args) == 2:
-            numerator, base = (
-                one._with(_UNARY, "log", one) if isinstance(one, StepNumber) else original(one)
-                for one in args
-            )
-            return numerator / base
-        if name not in _UNARY:
-            return original(*args)  # asks for the value
-        return args[0]._with(_UNARY, name, args[0])
-
-    return function
-
-
-def _choosing(name: str) -> Callable[..., Any]:
-    original = getattr(builtins, name)
-
-    def function(*args: Any, **options: Any) -> Any:
-        values = list(args[0]) if len(args) == 1 else list(args)
-        if options or not any(isinstance(one, StepNumber) for one in values):
-            return original(*args, **options)
-        best = values[0]
-        for value in values[1:]:
-            number = best if isinstance(best, StepNumber) else value
-            if not isinstance(number, StepNumber):
-                best = original(best, value)
-            else:
-                best = number._with(_BINARY, name, best, value)
-        return best
-
-    return function
-
-
-def _namespaces(kind: type[Any]) -> list[dict[str, Any]]:
-    """Return the global names of the code of a class and its base classes."""
-    found: dict[int, dict[str, Any]] = {}
-    for one in kind.__mro__:
-        for member in vars(one).values():
-            names = getattr(inspect.unwrap(member), "__globals__", None)
-            if isinstance(names, dict):
-                found[id(names)] = names
-    return list(found.values())
-
-
-@contextlib.contextmanager
-def python_numbers(kind: type[Any]) -> Iterator[None]:
-    """Let Python's functions of numbers record numbers of the device while the context lasts.
-
-    Args:
-        kind: The class of the optimizer: the modules of it and its base classes have the code.
-    """
-    originals: dict[Any, Callable[..., Any]] = {}
-    for name in (*_UNARY, "pow", "fabs"):
-        original = getattr(math, name, None)
-        if original is not None:
-            originals[original] = _mathematical(name, original)
-    places: list[tuple[dict[str, Any], str, Any]] = []
-    missing = object()
-
-    def put(names: dict[str, Any], name: str, value: Any) -> None:
-        places.append((names, name, names.get(name, missing)))
-        names[name] = value
-
-    try:
-        for original, function in originals.items():
-            put(vars(math), original.__name__, function)
-        for names in _namespaces(kind):
-            for name, value in list(names.items()):
-                if isinstance(value, type(math.sqrt)) and value in originals:
-                    put(names, name, originals[value])
-            for name in ("max", "min"):
-                if name not in names:
-                    put(names, name, _choosing(name))
-        yield
-    finally:
-        for names, name, before in reversed(places):
-            if before is missing:
-                del names[name]
-            else:
-                names[name] = before

@@ -15,7 +15,13 @@ from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.functions import StepFunctions
 from popsim_torch.optimizer_steps.mistakes import LeafChanges
 from popsim_torch.optimizer_steps.numbers import MOST_PATHS, Choices, Known, StepNumber
-from popsim_torch.optimizer_steps.source import Slot, changed_attributes, check_containers, rebuilt
+from popsim_torch.optimizer_steps.source import (
+    Group,
+    Slot,
+    changed_attributes,
+    check_containers,
+    rebuilt,
+)
 from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
@@ -71,6 +77,7 @@ class StepRuns:
             and attributes that steps change.
         added: Those of these cells that the first step makes.
         sometimes: Those of them that the first step makes in some of its ways only.
+        read: The entries of groups that steps after the first one have read: group and key.
         changed: The numbers beside the states of parameters that a run has changed.
         constants: What else is in the states after a step.
         whole: The states that are numbers on the host, and whether they are whole.
@@ -87,6 +94,7 @@ class StepRuns:
         self.moving = list(map(_cell_of_attribute, source.tensors().items()))
         self.added: set[CellKey] = set()
         self.sometimes: set[CellKey] = set()
+        self.read: set[tuple[int, Any]] = set()
         self.changed: set[CellKey] = set()
         self.constants: dict[CellKey, Any] = {}
         self.whole: dict[CellKey, bool] = {}
@@ -98,18 +106,26 @@ class StepRuns:
     def all_ways(self, given: Given) -> Outcome:
         """Run the step once for each combination of answers, and join the results."""
         found: list[tuple[Choices, Outcome]] = []
+        failed = ZeroDivisionError()
         answers: list[bool] | None = []
         while answers is not None:
             if len(found) == MOST_PATHS:
+                lines = dict.fromkeys(line for choices, _ in found for line in choices.lines)
                 raise Error(
                     f"The step of {self._source.kind.__name__} asks for the values of so many "
                     f"conditions on numbers that change from step to step that it has more than "
-                    f"{MOST_PATHS} different paths. Use torch.where in place of 'if'."
+                    f"{MOST_PATHS} different paths. Use torch.where in place of 'if' at "
+                    f"{', '.join(lines)}."
                 )
             choices = Choices(answers, self.values)
-            found.append((choices, self._run(choices, given)))
+            try:
+                found.append((choices, self._run(choices, given)))
+            except ZeroDivisionError as error:  # other answers need not lead here
+                failed = error
             self.noted += choices.noted
             answers = choices.next_answers()
+        if not found:
+            raise failed
         self._complete([outcome for _, outcome in found], given)
         return _joined(found, 0)
 
@@ -163,6 +179,11 @@ class StepRuns:
         # Gradients are recorded where eager PyTorch would do it; no tensor here asks for them.
         with torch.enable_grad(), StepFunctions(choices, self._leaf_changes) as mode:
             type(optimizer).step(optimizer)
+        if not given.is_first:
+            groups = dict.fromkeys(slot.group for slot in self._slots)
+            for index, group in zip(groups, optimizer.param_groups, strict=True):
+                keys = group.read if isinstance(group, Group) else group
+                self.read |= {(index, key) for key in keys}
         check_containers(self._source, optimizer)
         self.reads_shapes = self.reads_shapes or mode.reads_shapes
         return self._outcome(optimizer, weights, hyper, attributes, kept)
@@ -266,8 +287,10 @@ def _joined(found: list[tuple[Choices, Outcome]], depth: int) -> Outcome:
     if len(found) == 1:
         return found[0][1]
     condition = found[0][0].conditions[depth]
-    yes = _joined([one for one in found if one[0].answers[depth]], depth + 1)
-    no = _joined([one for one in found if not one[0].answers[depth]], depth + 1)
+    sides = [[one for one in found if one[0].answers[depth] is side] for side in (True, False)]
+    if not all(sides):  # the other side fails
+        return _joined(sides[0] or sides[1], depth + 1)
+    yes, no = (_joined(side, depth + 1) for side in sides)
     if yes.cells.keys() != no.cells.keys() or yes.constants != no.constants:
         raise Error(
             "The optimizer keeps other states after one branch of an 'if' than after the other. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.numbers import StepNumber
 
-__all__ = ["Slot", "changed_attributes", "check_attributes", "check_containers", "rebuilt"]
+__all__ = ["Group", "Slot", "changed_attributes", "check_attributes", "check_containers", "rebuilt"]
 
 # Groups say how to compute: what a program decides itself.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
@@ -38,6 +38,72 @@ class Slot:
     group: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+
+
+class Group(dict[Any, Any]):
+    """A group of parameters that knows which entries a step has read.
+
+    Attributes:
+        read: The keys that were read or looked for before the step set them.
+    """
+
+    def __init__(self, entries: Mapping[Any, Any]) -> None:
+        super().__init__(entries)
+        self.read: set[Any] = set()
+        self._set: set[Any] = set()
+
+    def _note(self, *keys: Any) -> None:
+        self.read |= set(keys) - self._set
+
+    def __getitem__(self, key: Any) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._note(*super().keys())
+        return super().__iter__()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._set.add(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        self._note(key)
+        super().__delitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return an entry, or else the default."""
+        self._note(key)
+        return super().get(key, default)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return an entry; add it if it is missing."""
+        self._note(key)
+        return super().setdefault(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove an entry and return it."""
+        self._note(key)
+        return super().pop(key, *default)
+
+    def keys(self) -> Any:
+        """Return the keys."""
+        self._note(*super().keys())
+        return super().keys()
+
+    def values(self) -> Any:
+        """Return the values."""
+        self._note(*super().keys())
+        return super().values()
+
+    def items(self) -> Any:
+        """Return the entries."""
+        self._note(*super().keys())
+        return super().items()
 
 
 def rebuilt(
@@ -78,7 +144,7 @@ def rebuilt(
         group["params"] = [weight for slot, weight in pairs if slot.group == index]
         # One tensor after the other: the program is what makes them run together.
         group |= {key: False for key in _WAYS if key in group}
-        optimizer.param_groups.append(group)
+        optimizer.param_groups.append(Group(group))
     return optimizer  # type: ignore[no-any-return]
 
 

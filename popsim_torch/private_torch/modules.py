@@ -8,9 +8,9 @@ setting that refuses a trace inside of a trace.
 Checked: 2.13.
 """
 
+from functools import cache
 from typing import Any
 
-import torch._dynamo
 import torch.utils.checkpoint
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
@@ -22,7 +22,7 @@ __all__ = [
     "BatchNorm",
     "CachingTorchDispatchMode",
     "determinism_checks",
-    "dynamo_config",
+    "nested_traces",
 ]
 
 # The function that checks whether a mask is causal, in the form for `unittest.mock`.
@@ -38,4 +38,15 @@ CHECKPOINT_GENERATORS = tuple(
 BACKWARD_HOOK_NODE: Any = BackwardHookFunction._backward_cls
 determinism_checks = torch.utils.checkpoint._allowed_determinism_checks_to_fns
 CachingTorchDispatchMode = torch.utils.checkpoint._CachingTorchDispatchMode
-dynamo_config: Any = torch._dynamo.config
+
+
+@cache
+def nested_traces() -> Any:
+    """Scope in which the compiler does not refuse a trace inside of a trace.
+
+    It is one object for all traces: each new one would stay in the thread's context forever. The
+    first call imports the compiler, which takes as long as to import PyTorch itself.
+    """
+    import torch._dynamo
+
+    return torch._dynamo.config.patch(error_on_nested_fx_trace=False)

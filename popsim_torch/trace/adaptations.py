@@ -12,7 +12,7 @@ import torch
 
 from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.distributions import validates_arguments
-from popsim_torch.private_torch.modules import MASK_DETECTION, dynamo_config
+from popsim_torch.private_torch.modules import MASK_DETECTION, nested_traces
 from popsim_torch.shared_scope import SharedScope
 from popsim_torch.trace.call_arguments import warn_of_no_device
 from popsim_torch.trace.checkpoints import rebuilding_checkpoints
@@ -58,9 +58,6 @@ def _without_mask_detection() -> AbstractContextManager[Any]:
 eager_stance = SharedScope(lambda: torch.compiler.set_stance("force_eager"))
 """Functions that ``torch.compile`` wraps run without compilation, in all threads."""
 
-# One object for all traces: each new one would stay in the thread's context forever.
-_nested_traces: Any = dynamo_config.patch(error_on_nested_fx_trace=False)
-
 
 @contextmanager
 def _without_compiler() -> Iterator[None]:
@@ -68,7 +65,7 @@ def _without_compiler() -> Iterator[None]:
     with (
         warnings.catch_warnings(),
         eager_stance,
-        _nested_traces,
+        nested_traces(),
     ):
         # The hooks belong to the recorder, which needs every call.
         warnings.filterwarnings("ignore", r"Using `torch.compile\(module\)` when there are global")

@@ -170,6 +170,56 @@ class Adapting(torch.optim.Optimizer):
             group["k"] = k + 1
 
 
+class Noting(Estimating):
+    """Prodigy: a weight of zeros begins with one zero; no step reads a number of the group."""
+
+    def step(self):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if "start" not in self.state[p]:
+                self.state[p]["start"] = p.detach().clone() if p.any() else torch.tensor(0.0)
+                self.state[p]["s"] = torch.zeros_like(p)
+        super().step()
+        group = self.param_groups[0]
+        if group["top"] != 0:
+            group["share"] = group["top"] / group["d"]
+
+
+class Rectified(torch.optim.Optimizer):
+    """Schedule-free RAdam: the sum of the weights of all steps is zero until a step has one."""
+
+    def __init__(self, params, lr=0.05, betas=(0.9, 0.95)):
+        numbers = {"k": 0, "sum": 0.0, "largest": -1.0}
+        super().__init__(params, {"lr": lr, "betas": betas} | numbers)
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            (beta1, beta2), step = group["betas"], group["k"] + 1
+            longest, left = 2 / (1 - beta2) - 1, beta2**step
+            length = longest - 2 * step * left / (1 - left)
+            rest = (longest - 4) * (longest - 2) * length
+            scale = ((length - 4) * (length - 2) * longest / rest) ** 0.5 if length > 4 else 0.0
+            lr = group["lr"] * scale
+            largest = group["largest"] = max(lr, group["largest"])
+            weight = largest**2
+            group["sum"] += weight
+            try:
+                part = weight / group["sum"]
+            except ZeroDivisionError:
+                part = 0
+            for p in group["params"]:
+                state, grad = self.state[p], p.grad
+                if not state:
+                    state["z"], state["square"] = p.clone(), torch.zeros_like(p)
+                state["square"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+                if length > 4:
+                    grad.div_(state["square"].div(1 - left).sqrt_().add_(1e-8))
+                p.lerp_(end=state["z"], weight=part)
+                p.add_(grad, alpha=lr * (beta1 * (1 - part) - 1))
+                state["z"].sub_(grad, alpha=lr)
+            group["k"] = step
+
+
 class Bounded(torch.optim.Adam):
     """Adam, after all gradients are divided by their common norm if that is large."""
 
@@ -184,10 +234,12 @@ class Bounded(torch.optim.Adam):
         super().step()
 
 
-@pytest.mark.parametrize("kind", [Counted, Projected, Estimating, Adapting, Bounded])
+@pytest.mark.parametrize(
+    "kind", [Counted, Projected, Estimating, Adapting, Noting, Rectified, Bounded]
+)
 def test_a_published_step(kind):
     ours, eager = sides(lambda net: kind(net.parameters()))
-    for x, y in batches(5):
+    for x, y in batches(9):
         ours.step(x, y)
         eager.step(x, y)
     assert_close(ours.net, eager.net, rtol=1e-3, atol=1e-4)
@@ -210,6 +262,28 @@ def test_a_first_step_that_returns_before_it_adds_numbers():
     assert own["k"] == theirs["k"] == 5
     for name in ("d", "d_max", "top", "under", "guess"):
         assert own[name] == pytest.approx(theirs[name], rel=1e-3)
+
+
+def test_a_number_that_some_first_steps_make_comes_to_the_host():
+    ours, eager = sides(lambda net: Noting(net.parameters()))
+    for x, y in batches(9):
+        ours.step(x, y)
+        eager.step(x, y)
+    (own,), (theirs,) = (side.optimizer.state_dict()["param_groups"] for side in (ours, eager))
+    assert theirs["share"] != 0
+    assert own["share"] == pytest.approx(theirs["share"], rel=1e-3)
+
+
+def test_a_number_that_only_some_first_steps_make_is_not_looked_for():
+    class Looking(Noting):
+        def step(self):
+            super().step()
+            if "share" in self.param_groups[0]:
+                self.param_groups[0]["top"] += 1.0
+
+    ours, _ = sides(lambda net: Looking(net.parameters()))
+    with pytest.raises(poptorch.Error, match="makes 'share' of group 0 after one branch"):
+        ours.step(*batches(1)[0])
 
 
 class Deep(nn.Module):

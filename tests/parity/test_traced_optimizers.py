@@ -522,9 +522,31 @@ def named_like_the_flag(self, group, p, state):
     p.sub_(state["stepped"])
 
 
+def dividing_by_zero_at_first(self, group, p, state):
+    if not state:
+        state["mean"], state["norms"], state["n"] = torch.zeros_like(p), 0.0, 0
+    try:
+        factor = 1.0 / state["norms"]
+    except ZeroDivisionError:
+        factor = 0.5
+    try:
+        rest = 7 % state["n"]
+    except ArithmeticError:
+        rest = 2
+    try:
+        none = 1.0 / self.zero
+    except Exception:
+        none = 0.25
+    state["mean"].mul_(0.9).add_(p.grad)
+    p.sub_(state["mean"], alpha=group["lr"] * min(factor, 2.0) * (1 + rest) * none)
+    state["norms"] = state["norms"] + p.grad.norm().item()
+    state["n"] += 1
+
+
 @pytest.mark.parametrize(
     ("step", "values"),
     [
+        (dividing_by_zero_at_first, {"zero": 0.0}),
         (masked, {}),
         (list_that_is_changed_later, {}),
         (rounded, {}),
@@ -675,7 +697,11 @@ def tensors_in_a_list(self, group, p, state):
 @pytest.mark.parametrize(
     ("step", "values", "text"),
     [
-        (many_conditions, {}, "more than 64 different paths"),
+        (
+            many_conditions,
+            {},
+            r"more than 64 different paths.*'if' at \S*test_traced_optimizers.py:\d+\.",
+        ),
         (tensors_in_a_list, {"table": [torch.ones(())]}, "keeps a tensor inside of its attribute"),
     ],
 )
