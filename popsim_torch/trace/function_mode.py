@@ -67,7 +67,8 @@ from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.packed import packing_call
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
-from popsim_torch.trace.selected import selected_call, selecting_call
+from popsim_torch.trace.selected import selecting_call
+from popsim_torch.trace.selected_calls import selected_call
 from popsim_torch.trace.slice_checks import check_slice
 from popsim_torch.trace.traceable import traceable_call
 
@@ -193,7 +194,10 @@ class FunctionMode(TorchFunctionMode):
         args, kwargs = tree_map(self._known, (args, kwargs), is_leaf=_is_size)
         if (replacement := selected_call(func, name, args, kwargs)) is not None:
             with self:
-                return replacement()
+                result = replacement()
+            if func in LOSS_FUNCTIONS and isinstance(result, torch.Tensor):
+                self._listener.mark_loss(result)
+            return result
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":

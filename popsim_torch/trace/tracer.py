@@ -62,7 +62,7 @@ from popsim_torch.trace.module_state import (
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
 from popsim_torch.trace.recorder import Recorder
-from popsim_torch.trace.selected import check_results
+from popsim_torch.trace.selected_calls import check_results
 from popsim_torch.trace.user_backward import observed_backward, observed_functions
 
 _logger = logging.getLogger("poptorch::python")
