@@ -1,18 +1,16 @@
-"""Converts the user's arguments and results to flat lists of tensors, and back.
+"""Converts the user's arguments to flat lists of tensors, and back.
 
 An ``ArgumentSpec`` is made from the call that compiles a model. It stores the whole structure of
 the arguments, converts later calls to the same list of tensors, and refuses a call that differs,
-because a compiled program cannot change. An ``OutputSpec`` does the same for results. Any value
-that is not a tensor or a container of tensors is a constant, fixed when the model is compiled.
+because a compiled program cannot change. Any value that is not a tensor or a container of tensors
+is a constant, fixed when the model is compiled.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-import operator
-import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +20,10 @@ from popsim_torch import _native
 from popsim_torch.arguments.integers import warn_of_wide_integers
 from popsim_torch.arguments.structures import (
     ConstantNode,
-    ICustomArgParser,
     MappingNode,
     Node,
     TensorNode,
     describe,
-    registerCustomArgParser,
     walk,
 )
 from popsim_torch.dtypes import INPUTS, dtype_name
@@ -36,10 +32,7 @@ from popsim_torch.wrapper_tensors import is_wrapper
 
 __all__ = [
     "ArgumentSpec",
-    "ICustomArgParser",
-    "OutputSpec",
     "micro_batch_shape",
-    "registerCustomArgParser",
 ]
 
 _logger = logging.getLogger("poptorch::python")
@@ -284,62 +277,6 @@ class ArgumentSpec:
     def _signature(self) -> str:
         shown = [parameter.replace(annotation=parameter.empty) for parameter in self._parameters]
         return str(inspect.Signature(shown))
-
-
-class OutputSpec:
-    """The result of ``forward`` when the model was compiled.
-
-    Args:
-        value: The result, of any structure.
-        on_device: Returns whether the device computes a tensor. Other tensors, and all other
-            values, are returned unchanged.
-
-    Attributes:
-        names: Name of each tensor that the device computes, such as ``output[0]``.
-    """
-
-    def __init__(
-        self, value: Any, on_device: Callable[[torch.Tensor], bool] = lambda tensor: True
-    ) -> None:
-        def leaf(name: str, value: Any) -> Node:
-            if isinstance(value, torch.Tensor):
-                if on_device(value):
-                    return TensorNode(name, value)
-                warnings.warn(
-                    f"Output expected to be on the IPU, but {name} is on {value.device}: every "
-                    "call returns the value it has now.",
-                    stacklevel=2,
-                )
-            return ConstantNode(name, value, snapshot=False)
-
-        self._node = describe("output", value, leaf)
-        # The common kinds of results are built without a walk through the structure.
-        self._simple: Callable[[Sequence[torch.Tensor]], Any] | None = None
-        if isinstance(self._node, TensorNode):
-            self._simple = operator.itemgetter(0)
-        elif self._node.kind is tuple and all(
-            isinstance(child, TensorNode) for child in self._node.children
-        ):
-            self._simple = tuple
-        self.names = tuple(n.name for n in walk([self._node]) if isinstance(n, TensorNode))
-
-    def flatten(self, value: Any) -> list[torch.Tensor]:
-        """Return the tensors in a result that the device computes.
-
-        Args:
-            value: A result of the same structure, usually the first one.
-        """
-        tensors: list[torch.Tensor] = []
-        self._node.collect(value, tensors)
-        return tensors
-
-    def unflatten(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """Return a result with other tensors.
-
-        Args:
-            tensors: As many tensors as ``names``, in that order, of any shape.
-        """
-        return self._node.build(iter(tensors)) if self._simple is None else self._simple(tensors)
 
 
 def _label(parameter: inspect.Parameter) -> str:

@@ -9,6 +9,7 @@ first.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,83 +18,23 @@ import numpy
 import torch
 from typing_extensions import override
 
+from popsim_torch.arguments.parsers import ICustomArgParser, find_parser
 from popsim_torch.errors import Error
 
 __all__ = [
     "ConstantNode",
     "CustomNode",
-    "ICustomArgParser",
+    "DataclassNode",
     "MappingNode",
     "Node",
     "SequenceNode",
     "TensorNode",
     "describe",
-    "registerCustomArgParser",
-    "registered_parsers",
     "walk",
 ]
 
 
-class ICustomArgParser(ABC):
-    """Finds the tensors in objects of one type, and builds such objects with other tensors."""
-
-    @abstractmethod
-    def yieldTensors(self, struct: Any) -> Iterator[torch.Tensor]:
-        """Yield the tensors of an object, always in the same order.
-
-        Args:
-            struct: An object of the registered type.
-        """
-
-    @abstractmethod
-    def reconstruct(self, original_structure: Any, tensor_iterator: Iterator[torch.Tensor]) -> Any:
-        """Return a new object like the original with other tensors.
-
-        Args:
-            original_structure: The object that was passed when the model was compiled.
-            tensor_iterator: Yields the new tensors in the order of ``yieldTensors``.
-        """
-
-
 _MOST_SHOWN = 200  # characters
-
-_parsers: dict[type[Any], ICustomArgParser] = {}
-
-
-def registerCustomArgParser(custom_type: type[Any], parser: ICustomArgParser | None) -> None:
-    """Let models take and return objects of a user-defined type.
-
-    The parser is also used for derived types, unless they have their own parser.
-
-    Args:
-        custom_type: The type; an earlier parser of it is replaced.
-        parser: The parser for its objects; ``None`` removes the parser of the type.
-
-    Raises:
-        Error: ``custom_type`` is not a type, or ``parser`` is not an :class:`ICustomArgParser`.
-    """
-    if not isinstance(custom_type, type):
-        raise Error(f"registerCustomArgParser: {custom_type!r} is not a type.")
-    if parser is None:
-        _parsers.pop(custom_type, None)
-    elif isinstance(parser, ICustomArgParser):
-        _parsers[custom_type] = parser
-    else:
-        raise Error(
-            f"registerCustomArgParser: the parser for {custom_type.__name__} must be an instance "
-            f"of a class derived from ICustomArgParser, got {parser!r}."
-        )
-
-
-def registered_parsers() -> dict[type[Any], ICustomArgParser]:
-    """Return the currently registered parsers, by type."""
-    return dict(_parsers)
-
-
-def _find_parser(kind: type[Any]) -> ICustomArgParser | None:
-    if kind in _parsers:
-        return _parsers[kind]
-    return next((parser for base, parser in _parsers.items() if issubclass(kind, base)), None)
 
 
 class Node(ABC):
@@ -316,6 +257,34 @@ class MappingNode(Node):
         return result
 
 
+class DataclassNode(Node):
+    """An object of a dataclass, whose fields may hold tensors."""
+
+    def __init__(self, name: str, value: Any, leaf: Callable[[str, Any], Node]) -> None:
+        super().__init__(name, value)
+        self._fields = [field.name for field in dataclasses.fields(value)]
+        self.children = [
+            describe(f"{name}.{field}", getattr(value, field), leaf) for field in self._fields
+        ]
+        # Keep what is beside the fields, but none of their tensors.
+        self._template = copy.copy(value)
+        for field in self._fields:
+            object.__setattr__(self._template, field, None)  # (it may be frozen)
+
+    @override
+    def collect(self, value: Any, tensors: list[torch.Tensor]) -> None:
+        self.check_kind(value)
+        for field, child in zip(self._fields, self.children, strict=True):
+            child.collect(getattr(value, field), tensors)
+
+    @override
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        result = copy.copy(self._template)
+        for field, child in zip(self._fields, self.children, strict=True):
+            object.__setattr__(result, field, child.build(tensors))
+        return result
+
+
 class CustomNode(Node):
     """An object of a type with a registered parser."""
 
@@ -357,7 +326,7 @@ def describe(name: str, value: Any, leaf: Callable[[str, Any], Node]) -> Node:
     """
     if isinstance(value, torch.Tensor):
         return leaf(name, value)
-    parser = _find_parser(type(value))
+    parser = find_parser(type(value))
     if parser is not None:
         return CustomNode(name, value, parser, leaf)
     if isinstance(value, (list, tuple)):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from popsim_torch.arguments.structures import ICustomArgParser, registered_parsers
+from popsim_torch.arguments.parsers import ICustomArgParser, registered_parsers
 from popsim_torch.errors import UsageTypeError, UsageValueError
 
 __all__ = ["Layout", "TensorType", "tensor_types"]

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 
-from popsim_torch.arguments.structures import (
+from popsim_torch.arguments.parsers import (
     ICustomArgParser,
     registerCustomArgParser,
     registered_parsers,

@@ -95,7 +95,7 @@ def warn_of_numbers_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) 
     """Warn of an output that eager PyTorch would be trained on, with other gradients.
 
     This is a sum of the loss and of terms with parameters, or a number that changes by another
-    amount than the loss, if the loss itself is not returned.
+    amount than the loss or is not computed from it, if the loss itself is not returned.
 
     Args:
         loss: The loss that training starts from; it has a gradient.
@@ -112,6 +112,14 @@ def warn_of_numbers_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) 
         )
         return
     is_returned = any(_origin(output) is _origin(loss) for output in outputs)
+    if numbers and not behind and not is_returned:
+        logs.python.warning(
+            "trainingModel: forward returns a number with a gradient, which is not computed from "
+            "the loss%s, and not the loss itself. Training starts at the loss function, as in "
+            "PopTorch. To train on what forward returns, return "
+            'poptorch.identity_loss(number, reduction="sum").',
+            " (detach() cuts it off)" if _is_detached(loss, numbers) else "",
+        )
     if behind and not is_returned and not any(_moves_with(loss, number) for number in behind):
         logs.python.warning(
             "trainingModel: forward returns a number that is computed from the loss, and not the "
@@ -119,6 +127,20 @@ def warn_of_numbers_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) 
             "behind it, such as in loss / 4, does not change the gradients. To train on what "
             'forward returns, return poptorch.identity_loss(number, reduction="sum").'
         )
+
+
+def _is_detached(loss: torch.Tensor, numbers: Sequence[torch.Tensor]) -> bool:
+    """Return whether numbers are computed from the loss, and their gradients are not."""
+    goal, todo = find_node(loss), [find_node(number) for number in numbers]
+    seen: set[torch.fx.Node] = set()
+    while goal is not None and todo:
+        node = todo.pop()
+        if node is goal:
+            return True
+        if node is not None and node not in seen and node > goal:
+            seen.add(node)
+            todo += node.all_input_nodes
+    return False
 
 
 def _moves_with(loss: torch.Tensor, number: torch.Tensor) -> bool:
@@ -168,6 +190,15 @@ def _computed_from(start: torch.fx.Node, given: float, end: torch.fx.Node) -> fl
     return float(values[end])
 
 
+def _is_returned(losses: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether forward returns a loss, or something that is computed from one."""
+    return any(
+        _origin(output) is _origin(loss) or _feeds(loss, output)
+        for output in outputs
+        for loss in losses
+    )
+
+
 def _combinations(
     losses: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
@@ -214,6 +245,13 @@ def find_final_loss(
         for loss in final
         if not any(loss is other or _feeds(loss, other) for other in differentiated)
     ]
+    if not outer and outputs and not _is_returned(final, outputs):
+        raise NoLossError(
+            "trainingModel: the only loss function that forward calls is one whose gradient it "
+            "computes itself (torch.autograd.grad), and forward does not return that loss. To "
+            "train on what it returns, wrap the tensor to minimise: "
+            'poptorch.identity_loss(x, reduction="sum").'
+        )
     final = outer or final
     if len({_origin(loss) for loss in final}) > 1:
         combined = _combinations(final, outputs)

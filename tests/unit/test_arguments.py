@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import inspect
 import logging
 
 import pytest
 import torch
 
+import popsim_torch as poptorch
 from popsim_torch.arguments import ArgumentSpec, OutputSpec, micro_batch_shape
 from popsim_torch.errors import Error, UsageAssertionError
 
@@ -407,3 +410,64 @@ def test_uneven_batch_names_every_factor(shape):
     text = str(caught.value)
     for part in ("x[0]", str(shape), "F=12", "(D=3)", "(GA=2)", "(R=4)", "(g=2)"):
         assert part in text
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    first: object
+    second: object = None
+
+
+class Held:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+
+def test_a_dataclass_is_built_with_new_tensors():
+    new = [ones(1), ones(2)]
+    spec = OutputSpec(Pair(ones(1), [3, ones(2)]))
+    assert spec.names == ("output.first", "output.second[1]")
+    built = spec.unflatten(new)
+    assert built.first is new[0]
+    assert built.second == [3, new[1]]
+    assert spec.flatten(Pair(new[0], [3, new[1]])) == new
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (Held(ones(1)), "Held: output"),
+        ((1, Held([ones(1)])), r"Held: output\[1\]"),
+        (collections.deque([ones(1)]), "deque: output"),
+        (Pair(Held(ones(1))), "Held: output.first"),
+    ],
+)
+def test_a_tensor_in_another_object_is_refused(value, name):
+    with pytest.raises(Error, match=f"in an object of type {name}.*registerCustomArgParser"):
+        OutputSpec(value)
+
+
+def test_a_model_returns_a_dataclass():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return Pair(x + 1, {"double": x * 2, "name": "a"})
+
+    x = ones(2)
+    for _ in range(2):
+        result = poptorch.inferenceModel(Model())(x)
+        assert type(result) is Pair
+        torch.testing.assert_close(result.first, x + 1)
+        torch.testing.assert_close(result.second["double"], x * 2)
+        assert result.second["name"] == "a"
+        x = x * 3
+
+
+def test_a_saved_model_that_returns_a_dataclass_says_why_it_cannot_be_loaded(tmp_path):
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return Pair(x + 1)
+
+    model = poptorch.inferenceModel(Model())
+    model.compileAndExport(str(tmp_path / "model.poptorch"), ones(2))
+    with pytest.raises(Error, match="Pair"):
+        poptorch.load(str(tmp_path / "model.poptorch"))

@@ -13,7 +13,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from popsim_torch.arguments.structures import ICustomArgParser, registerCustomArgParser
+from popsim_torch.arguments.parsers import ICustomArgParser, registerCustomArgParser
 from popsim_torch.dataloader import DataLoader
 from popsim_torch.enums import DataLoaderMode
 from popsim_torch.errors import Error, UsageAssertionError, UsageTypeError, UsageValueError

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 import popsim_torch as poptorch
-from popsim_torch.arguments.structures import ICustomArgParser, registerCustomArgParser
+from popsim_torch.arguments.parsers import ICustomArgParser, registerCustomArgParser
 from popsim_torch.data.accessor import AsynchronousDataAccessor
 from popsim_torch.dataloader import DataLoader
 from popsim_torch.enums import DataLoaderMode, SharingStrategy

@@ -5,7 +5,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 
-from popsim_torch.arguments.structures import ICustomArgParser, registerCustomArgParser
+from popsim_torch.arguments.parsers import ICustomArgParser, registerCustomArgParser
 from popsim_torch.data.layout import Layout
 from popsim_torch.errors import UsageTypeError, UsageValueError
 

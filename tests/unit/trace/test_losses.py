@@ -286,3 +286,87 @@ def test_a_number_with_other_gradients_than_the_loss_is_warned_of(finish, caplog
 )
 def test_numbers_with_the_gradients_of_the_loss_are_not_warned_of(finish, caplog):
     assert not warnings_of(finish, caplog)
+
+
+@pytest.mark.parametrize(
+    ("finish", "cut"),
+    [
+        (lambda net, loss: (loss.detach() * net.fc.weight).mean(), True),
+        (lambda net, loss: loss.detach() + net.fc.bias.mean() - net.fc.bias.mean().detach(), True),
+        (lambda net, loss: (loss.detach(), net.fc.weight.pow(2).sum()), False),
+        (lambda net, loss: net.fc.weight.pow(2).sum(), False),
+    ],
+)
+def test_a_number_that_is_not_computed_from_the_loss_is_warned_of(finish, cut, caplog):
+    (message,) = warnings_of(finish, caplog)
+    assert "returns a number with a gradient, which is not computed from the loss" in message
+    assert ("detach() cuts it off" in message) is cut
+
+
+# Losses that forward differentiates itself
+
+
+class Inner(nn.Module):
+    """One inner step on a loss, and another loss behind it."""
+
+    def __init__(self, outer):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self._outer = outer
+
+    def forward(self, x):
+        weights = list(self.fc.parameters())
+        inner = F.mse_loss(F.linear(x, *weights), TRUTH)
+        gradients = torch.autograd.grad(inner, weights, create_graph=True)
+        moved = [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
+        return self._outer(inner, (F.linear(x, *moved) - TRUTH).abs().mean())
+
+
+class Fused(torch.autograd.Function):
+    """Computes a loss together with its gradient."""
+
+    @staticmethod
+    def forward(ctx, logits):
+        with torch.enable_grad():
+            x = logits.detach().requires_grad_()
+            loss = F.mse_loss(x, TRUTH)
+            (gradient,) = torch.autograd.grad(loss, x)
+        ctx.save_for_backward(gradient)
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx, seed):
+        return seed * ctx.saved_tensors[0]
+
+
+@pytest.mark.parametrize(
+    "net", [Inner(lambda inner, outer: outer), Trains(Fused.apply)], ids=["maml", "fused"]
+)
+def test_a_loss_that_forward_differentiates_is_not_trained_on(net):
+    with pytest.raises(poptorch.Error, match="one whose gradient it computes itself"):
+        poptorch.trainingModel(net)(X)
+
+
+def marked(loss):
+    return poptorch.identity_loss(loss, "sum")
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        Inner(lambda inner, outer: marked(outer)),
+        Inner(lambda inner, outer: inner),
+        Inner(lambda inner, outer: (inner, outer.detach())),
+        Trains(lambda out: marked(Fused.apply(out))),
+    ],
+    ids=["outer", "inner", "both", "fused"],
+)
+def test_the_loss_of_a_model_that_differentiates(net):
+    twin = copy.deepcopy(net)
+    model = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=1.0))
+    model(X)
+    outputs = twin(X)
+    every = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    next(one for one in every if one.requires_grad and not one.dim()).backward()
+    for own, theirs in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(own.detach(), (theirs - theirs.grad).detach())
