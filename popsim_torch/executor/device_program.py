@@ -20,6 +20,7 @@ from popsim_torch.executor.connection import Connection
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.joining import check_replicas, join, share_random_state
 from popsim_torch.executor.report import PromisedReport, wanted_outputs
+from popsim_torch.executor.shared_weights import warn_of_shared_weights
 from popsim_torch.executor.watch import NumberWatcher
 from popsim_torch.executor.weight_sync import WeightSync
 from popsim_torch.feeds.runs import was_stopped
@@ -395,6 +396,8 @@ class DeviceProgram:
             UsageRuntimeError: Another executor already trains the model.
         """
         if self._wrapping is None:
+            if not loop:
+                warn_of_shared_weights(model)
             self._wrapping = host_weights.wrap(model, fetch, destroy)
             self.weights.announce(loop=loop)
 

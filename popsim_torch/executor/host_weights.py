@@ -44,6 +44,7 @@ __all__ = [
     "METADATA",
     "Wrapping",
     "adopt",
+    "is_trained",
     "is_wrapped",
     "num_switches",
     "plain",
@@ -130,6 +131,11 @@ def is_wrapped(model: nn.Module) -> bool:
     return isinstance(model, _WrappedModel)
 
 
+def is_trained(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor belongs to a wrapped model whose executor lives."""
+    return any(link.is_open() for link in _links(tensor))
+
+
 def num_switches() -> int:
     """Return how often ``requires_grad`` of a tensor of a wrapped model was set."""
     return _num_switches
@@ -195,6 +201,10 @@ class Wrapping:
             return False
         with without_sync():
             return bool(function())
+
+    def is_open(self) -> bool:
+        """Return whether the model is wrapped still, and its executor lives."""
+        return not self.closed and self._sync() is not None
 
     def destroy(self) -> None:
         """Ask the executor to release the model; if the executor is gone, undo the wrapping."""

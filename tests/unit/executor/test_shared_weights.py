@@ -123,3 +123,63 @@ def test_a_destroyed_training_is_no_longer_followed():
     assert torch.equal(inference(x), before)
     inference.copyWeightsToDevice()
     torch.testing.assert_close(inference(x), net(x).detach(), **TOLERANCE)
+
+
+class Task(torch.nn.Module):
+    def __init__(self, trunk):
+        super().__init__()
+        self.trunk = trunk
+        self.head = torch.nn.Linear(3, 2)
+
+    def forward(self, x):
+        return torch.nn.functional.mse_loss(self.head(self.trunk(x)), torch.ones(4, 2))
+
+
+def tasks():
+    trunk = torch.nn.Linear(3, 3)
+    models = [Task(trunk), Task(trunk)]
+    return models, [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+
+
+def test_two_training_models_with_a_common_part_are_warned_of(caplog):
+    models, optimizers = tasks()
+    x = torch.randn(4, 3)
+    first = poptorch.trainingModel(models[0], optimizer=optimizers[0])
+    first(x)
+    assert "another training model" not in caplog.text
+    second = poptorch.trainingModel(models[1], optimizer=optimizers[1])
+    second(x)
+    first(x)
+    assert caplog.text.count("another training model has these parameters too: trunk.weight") == 1
+
+
+def test_the_copies_of_that_warning_give_eager_pytorchs_weights():
+    models, optimizers = tasks()
+    eager = copy.deepcopy(models)
+    rivals = [torch.optim.SGD(model.parameters(), lr=0.1) for model in eager]
+    executors = [
+        poptorch.trainingModel(model, optimizer=optimizer)
+        for model, optimizer in zip(models, optimizers, strict=True)
+    ]
+    x = torch.randn(4, 3)
+    for step in range(6):
+        place, other = step % 2, 1 - step % 2
+        loss = executors[place](x)
+        executors[place].copyWeightsToHost()
+        if executors[other].isCompiled():
+            executors[other].copyWeightsToDevice()
+        rivals[place].zero_grad()
+        expected = eager[place](x)
+        expected.backward()
+        rivals[place].step()
+        torch.testing.assert_close(loss, expected.detach())
+
+
+def test_a_model_that_is_trained_after_another_is_not_warned_of(caplog):
+    models, optimizers = tasks()
+    x = torch.randn(4, 3)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        executor = poptorch.trainingModel(model, optimizer=optimizer)
+        executor(x)
+        executor.destroy()
+    assert "another training model" not in caplog.text
