@@ -15,6 +15,7 @@ from typing_extensions import ParamSpec, TypeVar
 from popsim_torch import optim, profiling
 from popsim_torch.errors import Error, closest_names, listed_names
 from popsim_torch.executor.base import HasModel
+from popsim_torch.executor.changed_inputs import check_apart
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.estimating import Estimating
@@ -463,9 +464,12 @@ class PoplarExecutor(HasModel, Generic[P, R]):
 
     def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
         # The overhead of every call: nothing here may depend on the size of the model.
+        program = compiled.program
+        if program.changed_inputs:
+            names, module = compiled.arguments.names, self._device.module
+            check_apart(program.changed_inputs, names, inputs, module)
         given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
         results = self._device.run(given)
-        program = compiled.program
         num_outputs = len(program.outputs)
         if len(results) == num_outputs:
             return compiled.outputs.unflatten(results)

@@ -131,9 +131,7 @@ def check(net, *inputs):
 
 CHOICES = {
     "some": torch.tensor([[0, 1, 1, 0, 1], [1, 0, 0, 0, 1], [0, 0, 0, 1, 0]]),
-    "one": torch.eye(5, dtype=torch.int64)[:3] * torch.tensor([[0], [0], [1]]),
     "none": torch.zeros(3, 5, dtype=torch.int64),
-    "all": torch.ones(3, 5, dtype=torch.int64),
 }
 
 

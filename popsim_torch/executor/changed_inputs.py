@@ -1,0 +1,52 @@
+"""Inputs that forward changes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from popsim_torch.errors import Error
+from popsim_torch.executor.host_weights import plain, without_sync
+
+__all__ = ["check_apart"]
+
+
+def check_apart(
+    changed: Iterable[int], names: Sequence[str], inputs: Sequence[torch.Tensor], module: nn.Module
+) -> None:
+    """Refuse inputs that change together with others in eager PyTorch: the device has copies.
+
+    Args:
+        changed: The positions of the inputs that forward changes.
+        names: The names of the inputs.
+        inputs: The inputs of a call, contiguous in memory.
+        module: The model.
+
+    Raises:
+        Error: A changed input has memory in common with another input, or with a weight or buffer.
+    """
+    with without_sync():
+        state = [*module.named_parameters(), *module.named_buffers()]
+    others = [(f"input {name}", one) for name, one in zip(names, inputs, strict=True)]
+    others += [(f"'{name}' of the model", plain(one)) for name, one in state]
+    for position in changed:
+        begin, end = _memory_of(inputs[position])
+        for place, (name, other) in enumerate(others):
+            start, stop = _memory_of(other)
+            if place != position and start < end and begin < stop:
+                raise Error(
+                    f"forward changes input {names[position]} in place, which shares memory with "
+                    f"{name}. In eager PyTorch both change; the device has a copy of each. Pass "
+                    f"{names[position]}.clone()."
+                )
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first address of a tensor, and the one after its last element."""
+    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
+        return 0, 0
+    begin = tensor.data_ptr()
+    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (steps + 1) * tensor.element_size()
