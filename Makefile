@@ -175,8 +175,8 @@ test-asan: build $(STAMPS)/dev.installed ## run spoilt and good programs where m
 	  $(PY) -m pytest -o "pythonpath=$(ASAN)/lib . tutorials" -p no:cacheprovider $(ASAN_TESTS) \
 	  || { cat $(ASAN)/report.*; exit 1; }
 
-slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests
-	$(PY) -m pytest -m slow
+slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests (an hour)
+	$(PARALLEL) -m slow
 
 COVERAGE_OPTIONS ?= --most 8
 coverage-ops: build $(STAMPS)/dev.installed ## compare PyTorch's operators with eager PyTorch; writes docs/ops.md (hours)
