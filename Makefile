@@ -175,7 +175,7 @@ test-asan: build $(STAMPS)/dev.installed ## run spoilt and good programs where m
 	  $(PY) -m pytest -o "pythonpath=$(ASAN)/lib . tutorials" -p no:cacheprovider $(ASAN_TESTS) \
 	  || { cat $(ASAN)/report.*; exit 1; }
 
-slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed ## run the slow tests (an hour)
+slow: build $(STAMPS)/dev.installed $(STAMPS)/tutorials.installed $(STAMPS)/models.installed $(STAMPS)/docs.installed ## run the slow tests (an hour)
 	$(PARALLEL) -m slow
 
 COVERAGE_OPTIONS ?= --most 8
