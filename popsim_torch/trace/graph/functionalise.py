@@ -29,10 +29,18 @@ from popsim_torch.trace.graph.bodies import CONTROL, Control, with_bodies
 from popsim_torch.trace.graph.enqueues import ENQUEUE
 from popsim_torch.trace.graph.markers import REPEAT_WHILE
 from popsim_torch.trace.graph.origin import is_kept, origin_of
-from popsim_torch.trace.graph.parts import Views, is_view, restore, taken_parts
+from popsim_torch.trace.graph.parts import (
+    Views,
+    is_in_place,
+    is_view,
+    restore,
+    taken_parts,
+    viewed,
+)
 from popsim_torch.trace.graph.pure_recorder import PureRecorder, node_of
 from popsim_torch.trace.graph.rewritten import Unproven, rewrite
 from popsim_torch.trace.graph.traced_tensors import host_computation
+from popsim_torch.trace.graph.window_writes import write_windows_back
 
 # Operators without results: they fail for some values, or send values to the host.
 _CHECKS = frozenset(
@@ -155,7 +163,8 @@ def functionalise_graph(
 
     Args:
         module: A graph of ATen operators whose placeholders have fake tensors in ``meta["val"]``.
-            If it has mutation, its ``as_strided`` nodes may get other, equivalent arguments.
+            If it has mutation, its ``as_strided`` nodes and changes through them and ``unfold``
+            may be replaced by equivalent nodes.
         watched: Nodes whose successors the caller needs.
 
     Returns:
@@ -167,6 +176,7 @@ def functionalise_graph(
     for node in module.graph.nodes:
         if node.target is torch.ops.aten.as_strided.default:
             _refer_to_memory(node)
+    write_windows_back(module)
     # A graph without inputs has the tensors elsewhere.
     every = (node.meta.get("val") for node in module.graph.nodes)
     fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
@@ -189,8 +199,8 @@ def _refer_to_memory(node: torch.fx.Node) -> None:
     source, size, stride, *offset = arguments
     offset = offset or [node.kwargs.get("storage_offset")]
     owner = source
-    while is_view(owner) and isinstance(owner.args[0], torch.fx.Node):
-        owner = owner.args[0]
+    while is_view(owner) or is_in_place(owner):
+        owner = viewed(owner)
     seen = source.meta["val"]
     if owner is source or not _have_same_elements(seen, owner.meta.get("val")):
         return

@@ -46,7 +46,7 @@ class Views:
         view = self._last_view(node)
         while view is not None:
             views.append(view)
-            view = self._last_view(_source(view))
+            view = self._last_view(viewed(view))
         return views[::-1]
 
     def has_part(self, node: torch.fx.Node) -> bool:
@@ -55,7 +55,7 @@ class Views:
         view = self._last_view(node)
         while view is not None and view not in self._has_part:
             views.append(view)
-            view = self._last_view(_source(view))
+            view = self._last_view(viewed(view))
         found = view is not None and self._has_part[view]
         for view in reversed(views):
             found = self._has_part[view] = found or _is_part(view)
@@ -66,14 +66,14 @@ class Views:
         changes: list[torch.fx.Node] = []
         while node not in self._last and not is_view(node) and is_in_place(node):
             changes.append(node)
-            node = _source(node)
+            node = viewed(node)
         last = self._last[node] if node in self._last else (node if is_view(node) else None)
         for change in (*changes, node):
             self._last[change] = last
         return last
 
 
-def _source(node: torch.fx.Node) -> torch.fx.Node:
+def viewed(node: torch.fx.Node) -> torch.fx.Node:
     """Return the input of a view, or of an operator that changes it in place."""
     source: Any = node.args[0]
     return source.args[0] if _is_part(node) else source  # type: ignore[no-any-return]
