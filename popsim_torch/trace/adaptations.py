@@ -20,6 +20,7 @@ from popsim_torch.trace.cumulative_norm import cumulative_norm
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import host_computation
 from popsim_torch.trace.host_reads import noticed_host_reads
+from popsim_torch.trace.padded_encoders import padded_encoders
 from popsim_torch.trace.repeated_updates import repeated_norms
 
 
@@ -98,4 +99,5 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     repeated_norms,
     cumulative_norm,
     noticed_host_reads,
+    padded_encoders,
 )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.trace.books.known_values import checked_by_device
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
@@ -58,9 +59,17 @@ def static_call(
     if func in _INDEX_PUTS and len(args) == 3 and len(args[1]) == 1 and not kwargs:
         x, (mask,), value = args
         return _masked_write(x, mask, value, in_place=_INDEX_PUTS[func])
+    if func is torch.Tensor.is_set_to:
+        return functools.partial(_shows_the_same, *args, **kwargs)
     if func in _INDEX_FILLS and len(args) == 4 and _is_trained(args[3]):
         return functools.partial(_index_fill, *args, in_place=_INDEX_FILLS[func])
     return None
+
+
+def _shows_the_same(x: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Compute ``x.is_set_to(tensor)``: traced tensors have no memory that PyTorch can compare."""
+    one, other = ((t.shape, t.stride(), t.storage_offset()) for t in (x, tensor))
+    return storage_key(x) == storage_key(tensor) and one == other
 
 
 def _is_trained(value: Any) -> bool:

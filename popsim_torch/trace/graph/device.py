@@ -92,7 +92,8 @@ def run_for_shapes(operator: OpOverload) -> None:
         given = tree_leaves((args, kwargs))
         device = next((v.device for v in given if isinstance(v, FakeTensor)), DEVICE)
         results = on_cpu_zeros(function, args, kwargs)
-        if any(is_sparse(result) for result in tree_leaves(results)):
+        every = tree_leaves(results)
+        if any(is_sparse(one) or not isinstance(one, torch.Tensor) for one in every):
             raise UnsupportedOperatorException(function)
         with fake_mode:
             return tree_map(
