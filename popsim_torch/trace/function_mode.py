@@ -66,6 +66,7 @@ from popsim_torch.trace.mixed_types import check_types
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.packed import packing_call
+from popsim_torch.trace.python_bools import without_bools
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 from popsim_torch.trace.selected import selecting_call
 from popsim_torch.trace.selected_calls import selected_call
@@ -328,6 +329,7 @@ class FunctionMode(TorchFunctionMode):
         check_labels(func, args, kwargs)
         check_memory(func, name, args, kwargs)
         check_slice(func, args, kwargs)
+        args, kwargs = without_bools(func, name, args, kwargs)
         body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):
             with _inner_calls_visible(), self:

@@ -15,6 +15,7 @@ from popsim_torch.trace.cumprod import cumprod_call
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.grouped_products import grouped_call
 from popsim_torch.trace.mutating_operators import functional_call
+from popsim_torch.trace.python_bools import power_of_bools
 from popsim_torch.trace.static_shapes import static_call
 
 _NATIVE_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit")
@@ -151,9 +152,10 @@ def traceable_call(
         return functools.partial(_pdist_of_nothing, *args, **kwargs)
     if func is torch.Tensor.polygamma_:  # PyTorch has no rule that removes its change in place
         return functools.partial(_polygamma_, *args, **kwargs)
-    grouped = grouped_call(getattr(func, "__name__", ""), args, kwargs)
+    name = getattr(func, "__name__", "")
     return (
-        grouped
+        grouped_call(name, args, kwargs)
+        or power_of_bools(name, args, kwargs)
         or complex_call(func, args, kwargs)
         or static_call(func, args, kwargs)
         or functional_call(func, args, kwargs)

@@ -163,6 +163,7 @@ def functionalise_graph(
 
     Args:
         module: A graph of ATen operators whose placeholders have fake tensors in ``meta["val"]``.
+            Conversions of numbers become tensors that are filled with them.
             If it has mutation, its ``as_strided`` nodes and changes through them and ``unfold``
             may be replaced by equivalent nodes.
         watched: Nodes whose successors the caller needs.
@@ -171,6 +172,9 @@ def functionalise_graph(
         The new graph (the given one if it has no mutation) and, for each watched node, the node
         of the new graph that has its value.
     """
+    for node in module.graph.nodes:
+        if node.target is torch.ops.aten._to_copy.default:
+            _fill_from_number(node)
     if not any(is_mutating(node) for node in module.graph.nodes):
         return module, {node: node for node in watched}
     for node in module.graph.nodes:
@@ -188,6 +192,15 @@ def functionalise_graph(
     # A change recomputes views of the changed tensor; some of them have no reader.
     functional.graph.eliminate_dead_code(lambda node: node.is_impure() or is_check(node))
     return functional, became
+
+
+def _fill_from_number(node: torch.fx.Node) -> None:
+    """Replace the conversion of a Python number, which ``torch.vmap`` adds, by a filled tensor."""
+    number, value = node.args[0], node.meta["val"]
+    if isinstance(number, (bool, int, float, complex)):
+        node.target = torch.ops.aten.full.default
+        node.args = (list(value.shape), number)
+        node.kwargs = {"dtype": value.dtype, "device": value.device}
 
 
 def _refer_to_memory(node: torch.fx.Node) -> None:
