@@ -23,7 +23,6 @@ from popsim_torch.private_torch.modes import (
     DisableTorchFunction,
 )
 from popsim_torch.private_torch.operators import (
-    NLL_LOSS,
     HigherOrderOperator,
     cond_op,
     custom_function_call,
@@ -43,6 +42,7 @@ from popsim_torch.trace.call_arguments import (
 from popsim_torch.trace.checked_losses import TRACEABLE
 from popsim_torch.trace.control.flow import ControlFlow
 from popsim_torch.trace.control.higher_order import higher_order_call
+from popsim_torch.trace.cross_entropy import cross_entropy_call
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
@@ -339,11 +339,10 @@ class FunctionMode(TorchFunctionMode):
                 result = self._replacements[func](*args, **kwargs)
         elif getattr(func, "__wrapped__", func) in _GRADIENTS:  # (backward() explains itself)
             result = self._differentiate(func, args, kwargs)
-        elif name == "cross_entropy_loss":
-            result = self._cross_entropy(func, args, kwargs)
         elif (
             replacement := recurrent_call(self._listener.known_value, name, args, kwargs)
             or packing_call(self._listener.known_value, name, args, kwargs)
+            or cross_entropy_call(name, args, kwargs)
             or traceable_call(func, args, kwargs)
             or slicing_call(self._listener, name, args)
             or masked_write(self._listener, func, name, args, kwargs)
@@ -400,19 +399,6 @@ class FunctionMode(TorchFunctionMode):
             )
         with self:
             return replacement()
-
-    def _cross_entropy(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run cross entropy on class indices as two operators, so that both can be anchored."""
-        logits, target, weight, reduction, ignore_index, smoothing = as_autocast(
-            "cross_entropy_loss", args
-        )
-        if target.dtype.is_floating_point or smoothing != 0:
-            return func(*args, **kwargs)
-        with self:
-            log_probabilities = torch.log_softmax(logits, 0 if logits.dim() == 1 else 1)
-            return NLL_LOSS(log_probabilities, target, weight, reduction, ignore_index)
 
 
 def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import torch
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.trace.books.known_values import checked_by_device
-from popsim_torch.trace.eager_errors import eager_error
+from popsim_torch.trace.eager_errors import eager_error, error_on_host
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import is_batched
 
@@ -29,6 +29,7 @@ _INDEX_PUTS: dict[Any, bool] = {
 _QUANTILES = frozenset(
     {torch.quantile, torch.Tensor.quantile, torch.nanquantile, torch.Tensor.nanquantile}
 )
+_REPEATS = frozenset({torch.repeat_interleave, torch.Tensor.repeat_interleave})
 
 
 def static_call(
@@ -59,11 +60,58 @@ def static_call(
     if func in _INDEX_PUTS and len(args) == 3 and len(args[1]) == 1 and not kwargs:
         x, (mask,), value = args
         return _masked_write(x, mask, value, in_place=_INDEX_PUTS[func])
+    if func in _REPEATS and isinstance(kwargs.get("output_size"), int):
+        return _repeat_call(func, args, kwargs)
     if func is torch.Tensor.is_set_to:
         return functools.partial(_shows_the_same, *args, **kwargs)
     if func in _INDEX_FILLS and len(args) == 4 and _is_trained(args[3]):
         return functools.partial(_index_fill, *args, in_place=_INDEX_FILLS[func])
     return None
+
+
+def _repeat_call(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """Return a replacement for ``repeat_interleave`` with an ``output_size``, if it has counts."""
+    x, repeats = args[0], args[1] if len(args) > 1 else kwargs.get("repeats")
+    dim = args[2] if len(args) > 2 else kwargs.get("dim")
+    if len(args) == 1 and not isinstance(repeats, torch.Tensor):
+        repeats = x
+    if not isinstance(repeats, torch.Tensor):
+        return None
+    size = kwargs["output_size"]
+    if repeats is x and len(args) == 1:
+        return functools.partial(_repeated, None, repeats, 0, size)
+    x, dim = (x.flatten(), 0) if dim is None else (x, dim)
+    error = error_on_host(func, (x, repeats, dim), {})  # (without the size: the trial has zeros)
+    return functools.partial(_repeated, x, repeats, dim, size, error)
+
+
+def _repeated(
+    x: torch.Tensor | None,
+    repeats: torch.Tensor,
+    dim: int,
+    size: int,
+    error: Exception | None = None,
+) -> torch.Tensor:
+    """Compute ``x.repeat_interleave(repeats, dim, output_size=size)``; the indices without ``x``.
+
+    A run checks the counts.
+    """
+    if error is not None:
+        raise error
+    if x is not None and repeats.numel() == 1:
+        repeats = repeats.reshape(1).expand(x.shape[dim] if x.dim() else 1)
+    message = (
+        "repeat_interleave: no repeat may be negative, and all of them have to add up to "
+        f"output_size, which is {size}."
+    )
+    ends = repeats.cumsum(0)
+    with checked_by_device(message):
+        bool((repeats < 0).any() | (repeats.sum() != size))
+    rows = torch.arange(size, device=DEVICE, dtype=ends.dtype)
+    index = torch.searchsorted(ends, rows, right=True)
+    return index if x is None else x.index_select(dim, index)
 
 
 def _shows_the_same(x: torch.Tensor, tensor: torch.Tensor) -> bool:

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from popsim_torch.errors import Error
 from popsim_torch.trace.complex_calls import complex_call
 from popsim_torch.trace.ctc import ctc_call
 from popsim_torch.trace.cumprod import cumprod_call
 from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.grouped_products import grouped_call
 from popsim_torch.trace.mutating_operators import functional_call
 from popsim_torch.trace.python_bools import power_of_bools
@@ -27,9 +29,21 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     On other devices it compares with every class instead, and leaves the rows of such classes zero.
     """
     if num_classes == -1:
-        num_classes = int(tensor.max()) + 1
+        num_classes = _number_of_classes(tensor)
     zeros = torch.zeros((*tensor.shape, num_classes), dtype=torch.int64, device=DEVICE)
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
+def _number_of_classes(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor.max()) + 1
+    except Error:
+        raise Error(
+            f"F.one_hot{user_line(' at ')}: without num_classes, the largest class decides the "
+            f"shape of the result, and the classes, a tensor on the device of shape "
+            f"{tuple(tensor.shape)}, have no values while the model is traced. Pass the number of "
+            "classes: F.one_hot(labels, num_classes=10)."
+        ) from None
 
 
 def _bincount(

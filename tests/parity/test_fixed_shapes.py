@@ -110,6 +110,66 @@ def test_operators_without_a_shape_rule(function, kind):
     compare_with_eager(function, kind)
 
 
+def compare_with_integers(function, kind, integers):
+    """Compare ``function(model, x, integers)``; the device gets the integers in ``x``."""
+    x = torch.rand(len(integers), 4)
+    x[:, 0] = torch.tensor(integers)
+    compare_with_eager(lambda m, x: function(m, x, x[:, 0].long()), kind, x)
+
+
+REPEATED = {
+    "rows": lambda m, x, r: m.fc(x).repeat_interleave(r, 0, output_size=4),
+    "function": lambda m, x, r: torch.repeat_interleave(m.fc(x), r, dim=0, output_size=4),
+    "none of the first": lambda m, x, r: m.fc(x).repeat_interleave(r - 1, 0, output_size=2),
+    "columns": lambda m, x, r: m.fc(x)[:, :2].repeat_interleave(r, -1, output_size=4),
+    "without dim": lambda m, x, r: m.fc(x)[0, :2].repeat_interleave(r, output_size=4),
+    "one count": lambda m, x, r: m.fc(x).repeat_interleave(r[1], 0, output_size=6),
+    "indices": lambda m, x, r: m.fc(x)[torch.repeat_interleave(r, output_size=4)],
+    "nothing": lambda m, x, r: m.fc(x).repeat_interleave(r * 0, 0, output_size=0),
+    "int32": lambda m, x, r: m.fc(x).repeat_interleave(r.int(), 0, output_size=4),
+}
+
+
+@in_both(REPEATED)
+def test_repeat_interleave_with_the_size_of_its_result(function, kind):
+    compare_with_integers(function, kind, [1, 3])
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [-1, 5]], ids=str)
+def test_repeats_that_do_not_fit_fail_the_run(counts):
+    with pytest.raises(
+        poptorch.Error, match=r"no repeat may be negative.* output_size, which is 4"
+    ):
+        compare_with_integers(REPEATED["rows"], "inference", counts)
+
+
+def test_repeats_of_another_size_are_refused():
+    with pytest.raises(RuntimeError, match="must have the same size as input"):
+        compare_with_integers(
+            lambda m, x, r: x.repeat_interleave(r, 1, output_size=4), "inference", [1, 3]
+        )
+
+
+def test_one_hot_needs_the_number_of_classes():
+    with pytest.raises(poptorch.Error, match=r"F.one_hot at .*num_classes=10"):
+        compare_with_integers(lambda m, x, y: F.one_hot(y), "inference", [0, 2])
+
+
+CROSS_ENTROPIES = {
+    "two arguments": lambda m, x, y: torch.ops.aten.cross_entropy_loss(m.fc(x), y),
+    "keywords": lambda m, x, y: torch.ops.aten.cross_entropy_loss(
+        m.fc(x), y, reduction=2, ignore_index=1
+    ),
+    "smoothing": lambda m, x, y: torch.ops.aten.cross_entropy_loss(m.fc(x), y, label_smoothing=0.1),
+    "overload": lambda m, x, y: torch.ops.aten.cross_entropy_loss.default(m.fc(x), y),
+}
+
+
+@in_both(CROSS_ENTROPIES)
+def test_cross_entropy_as_an_operator(function, kind):
+    compare_with_integers(function, kind, [0, 2])
+
+
 def test_a_changed_polygamma():
     compare_with_eager(lambda m, x: (x + 1).polygamma_(2), "inference")
 
