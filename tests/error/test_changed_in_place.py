@@ -55,6 +55,7 @@ def test_in_a_training_model(program):
     )
     with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
         executor(torch.ones(3))
+    assert isinstance(caught.value, poptorch.Error)
     assert f"gradient of the call at {__file__}:{line_of(program)};" in str(caught.value)
 
 
@@ -75,4 +76,5 @@ def test_in_the_body_of_a_device_loop(program):
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation") as caught:
         train()
+    assert isinstance(caught.value, poptorch.Error)
     assert f"gradient of the call at {__file__}:{line_of(program)};" in str(caught.value)

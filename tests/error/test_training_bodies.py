@@ -128,6 +128,7 @@ def test_a_loss_from_before_a_step(gan):
         rf"optimizer\.step\(\) {LINE} has changed them since\. Call step\(\) after this",
     ) as told:
         repeated(body)
+    assert isinstance(told.value, poptorch.Error)
     assert "modified by an inplace operation" in str(told.value)
 
 

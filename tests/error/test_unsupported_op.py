@@ -41,6 +41,26 @@ def test_all_of_them_are_named(h):
     assert f"{__file__}:" in str(caught.value)
 
 
+@pytest.mark.parametrize("is_buffer", [False, True])
+def test_sparse_attributes(h, is_buffer):
+    def mistake(net, x):
+        return torch.sparse.mm(net.adjacency, x)
+
+    net = h.Net(mistake)
+    adjacency = torch.eye(6).to_sparse()
+    if is_buffer:
+        net.register_buffer("adjacency", adjacency)
+    else:
+        net.adjacency = adjacency
+    model = poptorch.inferenceModel(net, h.make_options())
+    with pytest.raises(poptorch.Error, match=r"of layout torch.sparse_coo.*to_dense\(\)") as caught:
+        model(h.good_batch()[0])
+    assert f"{__file__}:" in str(caught.value)
+    assert not is_buffer or "'adjacency'" in str(caught.value)
+    net.switch["on"] = False  # (a sparse buffer that forward does not read does not matter)
+    h.check_inference(model)
+
+
 def test_backward_of_an_output(h):
     model = h.train(h.Net())
     _, loss = model(*h.good_batch())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from popsim_torch.errors import UsageRuntimeError
+
 __all__ = ["ChangedInPlaceError", "explained"]
 
 _MESSAGE = "modified by an inplace operation"  # autograd's
 
 
-class ChangedInPlaceError(RuntimeError):
+class ChangedInPlaceError(UsageRuntimeError):
     """A gradient needs a tensor that was changed in place; has the user's line."""
 
 

@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from popsim_torch.errors import Error
+from popsim_torch.errors import Error, UsageRuntimeError
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
 from popsim_torch.trace.books.leaves import leaves_of
@@ -259,7 +259,7 @@ class DeviceLoopTrace:
             if not self.steps or _CHANGED_IN_PLACE not in str(error):
                 raise
             *_, step = self.steps.values()
-            raise RuntimeError(
+            raise UsageRuntimeError(
                 f"backward(){self._backward_line} needs the weights that the loss was computed "
                 f"with, but optimizer.step(){step.source} has changed them since. Call step() "
                 "after this backward(), or compute the loss after step(), with the new weights. "

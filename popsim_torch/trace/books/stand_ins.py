@@ -13,6 +13,7 @@ from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.trace.books.constants import Constants
 from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.functionalise import unchanged
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import is_host_tensor, is_traced, node_of, unwrapped
 
 __all__ = ["StandIns"]
@@ -30,6 +31,7 @@ class StandIns:
         self._by_identity: dict[int, torch.Tensor] = {}
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self._memories: set[int] = set()
+        self._sparse: dict[int, str] = {}  # names, by the id of the traced tensor
         self._constants = Constants(result.constants)
         # By id; the tensors are kept alive, so that no id is used twice.
         self._numbers: dict[int, tuple[int, torch.Tensor]] = {}
@@ -38,6 +40,9 @@ class StandIns:
         """Begin a trace in which parameters and buffers are these traced tensors, by name."""
         host = {**self._result.parameters, **self._result.buffers}
         self._by_identity = {id(tensor): state[name] for name, tensor in host.items()}
+        self._sparse = {
+            id(state[name]): name for name, one in host.items() if one.layout is not torch.strided
+        }
         self._memories = set(map(storage_key, state.values()))
         self._state_of = {node_of(tensor): tensor for tensor in state.values()}
 
@@ -45,6 +50,7 @@ class StandIns:
         """Forget the trace."""
         for tensors in (self._by_identity, self._state_of, self._constants, self._numbers):
             tensors.clear()
+        self._sparse.clear()
         del self._result
 
     def stand_for(self, host: torch.Tensor, traced: torch.Tensor) -> None:
@@ -52,11 +58,24 @@ class StandIns:
         self._by_identity[id(host)] = traced
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the traced tensor for a parameter, buffer or changed constant, else ``tensor``."""
+        """Return the traced tensor for a parameter, buffer or changed constant, else ``tensor``.
+
+        Raises:
+            Error: The parameter or buffer is sparse.
+        """
+        if id(tensor) in self._sparse:
+            raise self._is_sparse(self._sparse[id(tensor)])
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)]
         changed = self._constants.changed(tensor) if is_host_tensor(tensor) else None
         return tensor if changed is None else changed
+
+    def _is_sparse(self, name: str) -> Error:
+        host = {**self._result.parameters, **self._result.buffers}[name]
+        return Error(
+            f"forward{user_line(' at ')} uses '{name}', a tensor of layout {host.layout}. The "
+            f"device supports dense tensors only: register {name.rpartition('.')[2]}.to_dense() instead."
+        )
 
     def lasts(self, tensor: torch.Tensor) -> bool:
         """Return whether a host tensor is a parameter or buffer, which the device keeps."""
