@@ -90,6 +90,19 @@ def _with_range_on_device() -> AbstractContextManager[Any]:
     return mock.patch.object(torch, "range", on_device)
 
 
+def _with_modules_in_place() -> AbstractContextManager[Any]:
+    """Let ``module.to(x.device)`` return a module that is on the device: all of its tensors are."""
+    move = torch.nn.Module.to
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+        tensors = (*self.parameters(), *self.buffers())
+        if args == (DEVICE,) and not kwargs and all(one.device == DEVICE for one in tensors):
+            return self
+        return move(self, *args, **kwargs)
+
+    return mock.patch.object(torch.nn.Module, "to", to)
+
+
 _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_validation,
     _without_mask_detection,
@@ -100,4 +113,5 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     cumulative_norm,
     noticed_host_reads,
     padded_encoders,
+    _with_modules_in_place,
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -87,17 +87,38 @@ def _holds_fake(value: Any) -> bool:
     return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value))
 
 
+class UsedTensors(Protocol):
+    """Knows which tensors of the host forward has used."""
+
+    def was_used(self, host: torch.Tensor) -> bool:
+        """Return whether forward has used a host tensor."""
+
+    def is_copy(self, traced: torch.Tensor, host: torch.Tensor) -> bool:
+        """Return whether a traced tensor is the unchanged data of a host tensor."""
+
+
 @contextmanager
-def attributes_kept(module: nn.Module) -> Iterator[None]:
-    """Remove traced tensors that forward stored on a module: they end with the trace."""
+def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
+    """Remove traced tensors that forward stored on a module: they end with the trace.
+
+    Args:
+        module: The module.
+        used: Decides whether the former value of an attribute matters.
+    """
     saved = [
         (child, {name: (value, _copied(value)) for name, value in vars(child).items()})
         for child in module.modules()
     ]
+
+    def carries(then: torch.Tensor, now: Any) -> bool:
+        if used.is_copy(now, then):  # self.table = self.table.to(x.device)
+            return False
+        return used.was_used(then) or _is_kept(then, module)
+
     try:
         yield
         for child, before in saved:
-            _warn_of_changes(child, {name: value for name, (value, _) in before.items()})
+            _warn_of_changes(child, {name: value for name, (value, _) in before.items()}, carries)
     finally:
         for child, before in saved:
             for name in [name for name, value in vars(child).items() if _holds_fake(value)]:
@@ -109,11 +130,29 @@ def attributes_kept(module: nn.Module) -> Iterator[None]:
                     del vars(child)[name]
 
 
-def _warn_of_changes(module: nn.Module, before: Mapping[str, Any]) -> None:
-    """Warn of attributes with which the next call of forward would compute something else."""
+def _is_kept(tensor: torch.Tensor, module: nn.Module) -> bool:
+    """Return whether an attribute of a module, or of a module in it, has a tensor."""
+    attributes = (value for child in module.modules() for value in vars(child).values())
+    return any(leaf is tensor for value in attributes for leaf in tree_leaves(value))
+
+
+def _warn_of_changes(
+    module: nn.Module,
+    before: Mapping[str, Any],
+    carries: Callable[[torch.Tensor, Any], bool],
+) -> None:
+    """Warn of attributes with which the next call of forward would compute something else.
+
+    Args:
+        module: A module of the model.
+        before: Its attributes before forward.
+        carries: Whether forward has used a former value, which it has replaced by another.
+    """
     for name, value in vars(module).items():
         then = before.get(name)
         if isinstance(then, torch.Tensor) and _holds_fake(value):
+            if not carries(then, value):
+                continue  # forward computes it anew each time, like the weight of weight_norm
             what = f"assigns a tensor to the attribute '{name}'"
             todo = "Make it a buffer (register_buffer), and change it in place."
         elif isinstance(then, (int, float)) and isinstance(value, (int, float)) and value != then:

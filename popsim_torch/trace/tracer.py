@@ -218,7 +218,7 @@ class _Tracer:
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(observed_functions(self._recorder.after_function))
             stack.enter_context(adapted_torch())
-            stack.enter_context(attributes_kept(module))
+            stack.enter_context(attributes_kept(module, self._recorder))
             if self._loop is not None:
                 stack.enter_context(self._loop.active(module))
             swapped = stack.enter_context(TracedState(module, by_identity))

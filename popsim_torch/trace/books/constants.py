@@ -132,6 +132,14 @@ class Constants:
         result: torch.Tensor = traced
         return result
 
+    def is_copy(self, traced: torch.Tensor, host: torch.Tensor) -> bool:
+        """Return whether a traced tensor is the unchanged data of a host tensor."""
+        return any(
+            constant.traced is traced and constant.stands_for(host) and not constant.is_changed()
+            for constants in self._by_memory.values()
+            for constant in constants
+        )
+
     def clear(self) -> None:
         """Forget all tensors."""
         self._data = []

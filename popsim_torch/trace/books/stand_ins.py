@@ -31,6 +31,9 @@ class StandIns:
         self._by_identity: dict[int, torch.Tensor] = {}
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self._memories: set[int] = set()
+        self._used: dict[
+            int, torch.Tensor
+        ] = {}  # host tensors by id, kept alive for the same reason
         self._sparse: dict[int, str] = {}  # names, by the id of the traced tensor
         self._constants = Constants(result.constants)
         # By id; the tensors are kept alive, so that no id is used twice.
@@ -51,6 +54,7 @@ class StandIns:
         for tensors in (self._by_identity, self._state_of, self._constants, self._numbers):
             tensors.clear()
         self._sparse.clear()
+        self._used.clear()
         del self._result
 
     def stand_for(self, host: torch.Tensor, traced: torch.Tensor) -> None:
@@ -67,15 +71,26 @@ class StandIns:
             raise self._is_sparse(self._sparse[id(tensor)])
         if id(tensor) in self._by_identity:
             return self._by_identity[id(tensor)]
-        changed = self._constants.changed(tensor) if is_host_tensor(tensor) else None
+        if not is_host_tensor(tensor):
+            return tensor
+        self._used[id(tensor)] = tensor
+        changed = self._constants.changed(tensor)
         return tensor if changed is None else changed
 
     def _is_sparse(self, name: str) -> Error:
         host = {**self._result.parameters, **self._result.buffers}[name]
         return Error(
             f"forward{user_line(' at ')} uses '{name}', a tensor of layout {host.layout}. The "
-            f"device supports dense tensors only: register {name.rpartition('.')[2]}.to_dense() instead."
+            "device supports dense tensors only: register the result of its to_dense() instead."
         )
+
+    def was_used(self, host: torch.Tensor) -> bool:
+        """Return whether forward has used a host tensor."""
+        return id(host) in self._used
+
+    def is_copy(self, traced: torch.Tensor, host: torch.Tensor) -> bool:
+        """Return whether a traced tensor is the unchanged data of a host tensor."""
+        return self._constants.is_copy(traced, host)
 
     def lasts(self, tensor: torch.Tensor) -> bool:
         """Return whether a host tensor is a parameter or buffer, which the device keeps."""
@@ -84,6 +99,7 @@ class StandIns:
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the present data of a host tensor."""
+        self._used[id(tensor)] = tensor
         return self._constants.traced(tensor)
 
     def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:

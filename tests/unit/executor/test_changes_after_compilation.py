@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 import popsim_torch as poptorch
 
@@ -169,6 +170,18 @@ def make(module, x):
     module.made = nn.Parameter(torch.ones(4))
 
 
+def delay(module, x):
+    module.late, module.average = module.average, x.mean(0)
+
+
+def anew(module, x):
+    module.average = x.mean(0)
+
+
+def move(module, x):
+    module.average = module.average.to(x.device)
+
+
 def show(module, x):
     module.shown = x * 2
 
@@ -180,6 +193,9 @@ def show(module, x):
         (average, "assigns a tensor to the attribute 'average'"),
         (register, "registers buffers: late"),
         (make, "registers parameters: made. They end with the recording of the program, and no"),
+        (delay, "assigns a tensor to the attribute 'average'"),
+        (anew, None),
+        (move, None),
         (show, None),
     ],
 )
@@ -188,6 +204,37 @@ def test_a_change_of_forward_that_ends_with_the_trace(change, text, caplog):
     poptorch.inferenceModel(Changing(change))(X)
     found = warnings(caplog, "forward")
     assert [text in one.getMessage() for one in found] == ([] if text is None else [True])
+
+
+@both
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+    ],
+    ids=["weight_norm", "spectral_norm", "prune"],
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_weights_that_hooks_compute_are_not_warned_of(training, change, caplog):
+    caplog.set_level(logging.WARNING)
+    net = Net()
+    change(net.fc)
+    compiled(training, net)
+    assert warnings(caplog, "forward of Linear") == []
+
+
+@both
+def test_a_module_that_is_moved_to_the_device_in_forward(training, caplog):
+    class Moves(Net):
+        def forward(self, x):
+            self.fc = self.fc.to(x.device)
+            return super().forward(x)
+
+    caplog.set_level(logging.WARNING)
+    compiled(training, Moves())
+    assert warnings(caplog, "forward of") == []
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
