@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -82,16 +83,17 @@ class StateLowering:
                 _in_one_line(frozen),
             )
         lost = self._traced.lost_changes()
+        lasting = set(self._traced.lasting_changes())
         counted = [
             name
             for name, node in zip(buffers, nodes, strict=False)
-            if node in lost and _is_read(node)
+            if node in lost and _is_read(node, lasting)
         ]
         if counted:
             logs.python.warning(
                 "forward changes %s, which is a constant: each run begins with the former value. "
                 "Make it a buffer of floating-point numbers, such as torch.zeros(()): changes of "
-                "those last.",
+                "those last, and its .long() can be an index.",
                 _in_one_line(counted),
             )
 
@@ -196,12 +198,17 @@ class StateLowering:
         return origin_of(source).stage
 
 
-def _is_read(placeholder: torch.fx.Node) -> bool:
-    """Return whether results depend on a buffer; a counter of batch norm only counts."""
+def _is_read(placeholder: torch.fx.Node, lasting: Collection[torch.fx.Node]) -> bool:
+    """Return whether results depend on a buffer; a counter of batch norm only counts.
+
+    Args:
+        placeholder: The buffer.
+        lasting: Nodes that change other buffers and inputs for good.
+    """
     seen, todo = {placeholder}, [placeholder]
     while todo:
         for user in todo.pop().users:
-            if user.op == "output":
+            if user.op == "output" or user in lasting:
                 return True
             if user not in seen:
                 seen.add(user)

@@ -77,6 +77,36 @@ def test_buffers_of_integer_types_are_constants(caplog):
     assert net.count.item() == 5
 
 
+class Queue(nn.Module):
+    """A ring buffer: the place of the next element is a buffer."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(6, 2))
+        self.register_buffer("place", torch.zeros(1, dtype=dtype))
+
+    def forward(self, x):
+        self.queue[((self.place + torch.arange(2, device=x.device)) % 6).long()] = x
+        self.place.copy_((self.place + 2) % 6)
+        return x + 1
+
+
+@pytest.mark.parametrize("dtype", [torch.long, torch.float32], ids=str)
+def test_an_index_into_a_buffer_that_changes(dtype, caplog):
+    net, eager = Queue(dtype), Queue(dtype)
+    model = infer(net)
+    with caplog.at_level(logging.WARNING, "poptorch::python"):
+        for step in range(2):
+            model(torch.full((2, 2), step + 1.0))
+            eager(torch.full((2, 2), step + 1.0))
+    found = [r.getMessage() for r in caplog.records if "forward changes" in r.getMessage()]
+    assert ["place" in text and ".long() can be an index" in text for text in found] == (
+        [True] if dtype == torch.long else []
+    )
+    model.copyWeightsToHost()
+    assert torch.equal(net.queue, eager.queue) is (dtype == torch.float32)
+
+
 def test_the_counter_of_batch_norm_stands_still():
     net = Counting()
     model = infer(net)
