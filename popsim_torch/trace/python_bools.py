@@ -81,7 +81,8 @@ def _power(base: torch.Tensor, exponent: bool, is_changed: bool) -> torch.Tensor
 
 
 def _operation(name: str) -> str:
-    """Return the name of an operation for its variants: ``__radd__``, ``__iadd__``, ``add_``."""
+    """Return the name of an operation for its variants: ``__radd__``, ``add_``, ``add.Tensor``."""
+    name = name.partition(".")[0]
     if not name.startswith("__"):
         return name.removesuffix("_")
     name = name.strip("_")

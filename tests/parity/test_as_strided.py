@@ -17,6 +17,11 @@ VIEWS = {
     "expanded": lambda x: (x * 1)[3:4].expand(4).as_strided((2, 2), (1, 2)),
     "part of a chunk": lambda x: (x * 1).chunk(2)[1].as_strided((2, 2), (1, 2)),
     "twice": lambda x: (x * 1)[::3].as_strided((4,), (2,)).as_strided((2, 2), (1, 2), 1),
+    "copy of a part": lambda x: (x * 1)[2:].clone().as_strided((2, 2), (1, 2), 1),
+    "part that is further": lambda x: (x * 1)[4::2].as_strided((2, 2), (1, 2), 5),
+    "into a copy of a part": lambda x: torch.as_strided_scatter(
+        (x * 1)[2:].clone(), x[:4].view(2, 2), (2, 2), (1, 3), 2
+    ),
     "parameter": lambda x: x[::2].as_strided((2, 2), (1, 2)),
 }
 

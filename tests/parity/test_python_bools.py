@@ -30,6 +30,7 @@ CALLS = {
     "clamp": lambda x, flag: x.clamp(min=flag),
     "keyword": lambda x, flag: torch.mul(x, other=flag),
     "aten": lambda x, flag: torch.ops.aten.add(x, flag),
+    "aten overload": lambda x, flag: torch.ops.aten.mul.Tensor(x, flag),
     "training": lambda x, flag: x * (not torch.is_grad_enabled()),
     "vmap": lambda x, flag: torch.vmap(lambda one: one * flag)(x),
 }

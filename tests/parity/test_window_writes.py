@@ -38,6 +38,20 @@ def _whole_window_to(y):
     y.unfold(-1, 4, 4)[:, 1].copy_(y.unfold(-1, 4, 4)[:, 0])
 
 
+def _as_strided_after_a_transposed_change(y):
+    y.t()[3:5].mul_(2.0)
+    y.t().as_strided((3, 1), (4, 4), 3).fill_(3.0)
+
+
+def _view_of_as_strided(y):
+    y.as_strided((3, 3), (3, 1), 1)[:, ::2].t().mul_(2.0)
+
+
+def _row(y):
+    y[2].unfold(0, 4, 3)[1].mul_(2.0)
+    y[1].as_strided((2, 2), (2, 3), 11).add_(1.0)
+
+
 # Each changes a tensor of shape (3, 10).
 CHANGES = {
     "rows left out": lambda y: y.unfold(0, 2, 2).mul_(2.0),
@@ -54,6 +68,9 @@ CHANGES = {
     "read afterwards": _read_afterwards,
     "twice": _twice,
     "from other windows": _whole_window_to,
+    "as_strided after a transposed change": _as_strided_after_a_transposed_change,
+    "view of as_strided": _view_of_as_strided,
+    "row": _row,
     "whole memory": lambda y: y[:, 1:].unfold(1, 2, 3).mul_(2.0),
 }
 

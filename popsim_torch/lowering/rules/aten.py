@@ -77,9 +77,13 @@ _MOVES_DATA = frozenset(
 )
 
 
-# These take elements in the order of the memory, which is that of PyTorch only by chance.
+# These find elements by their place in memory, which is that of PyTorch only by chance.
 _READS_MEMORY = frozenset(
-    {torch.ops.aten.resize.default, torch.ops.aten.resize_as.default},
+    {
+        torch.ops.aten.as_strided_scatter.default,
+        torch.ops.aten.resize.default,
+        torch.ops.aten.resize_as.default,
+    },
 )
 
 

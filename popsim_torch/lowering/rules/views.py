@@ -87,8 +87,7 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     target: Any = node.target
     target = _viewing(target) or target
     if target is aten.as_strided.default:
-        given: Any = node.args[0]
-        source = with_traced_layout(builder, given, source, place)
+        return _strided(builder, node, source, place)
     try:
         seen = target(_layout_of(builder, source), *node.args[1:], **node.kwargs)
     except RuntimeError:
@@ -98,6 +97,22 @@ def lower_view(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
     if isinstance(seen, (list, tuple)):
         return [_as_tensor(builder, source, item) for item in seen]
     return _as_tensor(builder, source, seen)
+
+
+def _strided(builder: Builder, node: torch.fx.Node, source: Tensor, place: Place) -> Tensor:
+    """Return the view of ``as_strided``, whose offset counts in the memory that PyTorch uses."""
+
+    def arguments(
+        x: Any, size: Any, stride: Any, storage_offset: int | None = None
+    ) -> tuple[Any, Any, Any, int]:
+        begin: int = x.meta["val"].storage_offset()
+        return x, size, stride, 0 if storage_offset is None else storage_offset - begin
+
+    given: Any = node.args, node.kwargs
+    x, size, stride, offset = arguments(*given[0], **given[1])
+    if x.meta["val"].stride() != source.strides:
+        source = with_traced_layout(builder, x, source, place)
+    return builder.graph.add_view(source, size, stride, source.offset + offset)
 
 
 def _copied(builder: Builder, source: Tensor, place: Place) -> Tensor:
@@ -148,7 +163,9 @@ def with_traced_layout(
         (size - 1) * stride for size, stride in zip(traced.shape, traced.stride(), strict=True)
     )
     if traced.stride() == contiguous_strides(traced.shape):
-        return builder.contiguous(tensor, place)
+        whole = builder.contiguous(tensor, place)
+        if whole.offset == 0:
+            return whole
     memory = builder.value(tensor.dtype, (extent,))
     view = builder.graph.add_view(memory, traced.shape, traced.stride(), 0)
     builder.op("copy", [tensor], [view], place=place)

@@ -31,14 +31,13 @@ from popsim_torch.trace.graph.markers import REPEAT_WHILE
 from popsim_torch.trace.graph.origin import is_kept, origin_of
 from popsim_torch.trace.graph.parts import (
     Views,
-    is_in_place,
     is_view,
     restore,
     taken_parts,
-    viewed,
 )
 from popsim_torch.trace.graph.pure_recorder import PureRecorder, node_of
 from popsim_torch.trace.graph.rewritten import Unproven, rewrite
+from popsim_torch.trace.graph.strided_views import refer_to_memory
 from popsim_torch.trace.graph.traced_tensors import host_computation
 from popsim_torch.trace.graph.window_writes import write_windows_back
 
@@ -163,9 +162,9 @@ def functionalise_graph(
 
     Args:
         module: A graph of ATen operators whose placeholders have fake tensors in ``meta["val"]``.
-            Conversions of numbers become tensors that are filled with them.
-            If it has mutation, its ``as_strided`` nodes and changes through them and ``unfold``
-            may be replaced by equivalent nodes.
+            It changes, but computes the same: conversions of numbers become filled tensors,
+            ``as_strided`` gets other arguments, and changes through it and ``unfold`` are written
+            back explicitly.
         watched: Nodes whose successors the caller needs.
 
     Returns:
@@ -175,12 +174,10 @@ def functionalise_graph(
     for node in module.graph.nodes:
         if node.target is torch.ops.aten._to_copy.default:
             _fill_from_number(node)
+    refer_to_memory(module.graph)
     if not any(is_mutating(node) for node in module.graph.nodes):
         return module, {node: node for node in watched}
-    for node in module.graph.nodes:
-        if node.target is torch.ops.aten.as_strided.default:
-            _refer_to_memory(node)
-    write_windows_back(module)
+    write_windows_back(module.graph)
     # A graph without inputs has the tensors elsewhere.
     every = (node.meta.get("val") for node in module.graph.nodes)
     fake_mode = next(value.fake_mode for value in every if isinstance(value, FakeTensor))
@@ -201,33 +198,6 @@ def _fill_from_number(node: torch.fx.Node) -> None:
         node.target = torch.ops.aten.full.default
         node.args = (list(value.shape), number)
         node.kwargs = {"dtype": value.dtype, "device": value.device}
-
-
-def _refer_to_memory(node: torch.fx.Node) -> None:
-    """Let an ``as_strided`` node read the tensor that its input is a view of.
-
-    Its strides refer to the memory of that tensor, which a copy of the view does not have.
-    """
-    arguments: Any = node.args
-    source, size, stride, *offset = arguments
-    offset = offset or [node.kwargs.get("storage_offset")]
-    owner = source
-    while is_view(owner) or is_in_place(owner):
-        owner = viewed(owner)
-    seen = source.meta["val"]
-    if owner is source or not _have_same_elements(seen, owner.meta.get("val")):
-        return
-    if offset[0] is None:
-        offset = [seen.storage_offset()]
-    node.args, node.kwargs = (owner, size, stride, *offset), {}
-
-
-def _have_same_elements(one: Any, other: Any) -> bool:
-    """Return whether the elements of two tensors with one memory mean the same."""
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return False
-    kinds = {(value.dtype, value.is_conj(), value.is_neg()) for value in (one, other)}
-    return len(kinds) == 1
 
 
 def replayed(

@@ -1,8 +1,8 @@
-"""Changes through views that show elements several times, or not at all: ``unfold``, mostly.
+"""Changes through views that may show elements several times, or not at all.
 
-PyTorch takes the changed elements of a tensor from each window that shows them, whether it was
-changed or not, and zeros for elements in no window. So such a change becomes the change of a copy
-of the view, and a scatter writes the elements of the copy to their places in the tensor.
+For ``unfold``, PyTorch adds up the windows that show an element, whether they were changed or not,
+and takes zeros for elements in no window. It refuses changes through most ``as_strided``. So such a
+change becomes the change of a copy of the view, which is then written to its place in the memory.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.private_torch.modes import disable_current_modes
 from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import is_in_place, is_view, viewed
+from popsim_torch.trace.graph.strided_views import add_call_like, is_whole, memory_order
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
 __all__ = ["write_windows_back"]
@@ -28,17 +28,17 @@ _WINDOWS = frozenset({aten.unfold.default, aten.as_strided.default})
 _FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default})
 
 
-def write_windows_back(module: torch.fx.GraphModule) -> None:
+def write_windows_back(graph: torch.fx.Graph) -> None:
     """Replace changes through windows that do not tile their tensor, in the given graph.
 
     Args:
-        module: A graph of ATen operators with fake tensors in ``meta["val"]``.
+        graph: A graph of ATen operators with fake tensors in ``meta["val"]``.
 
     Raises:
         Error: A change writes an element several times: what it becomes depends on the order.
     """
     known: dict[torch.fx.Node, bool] = {}
-    for node in list(module.graph.nodes):
+    for node in list(graph.nodes):
         changed = _changed(node)
         for key, given in changed:
             several = [] if isinstance(given, torch.fx.Node) else _nodes(given)
@@ -48,7 +48,7 @@ def write_windows_back(module: torch.fx.GraphModule) -> None:
             if isinstance(given, torch.fx.Node) and (base := _base(given, known)) is not None:
                 if len(changed) > 1:
                     raise _refused(node, given.meta["val"], "together with other tensors")
-                _write_back(module.graph, node, key, given, base)
+                _write_back(graph, node, key, given, base)
 
 
 def _changed(node: torch.fx.Node) -> list[tuple[int | str, Any]]:
@@ -80,7 +80,7 @@ def _base(tensor: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> torch.fx.N
         if tensor.target in _WINDOWS and tensor not in known:
             known[tensor] = _is_certain(tensor, source)
         is_uncertain = not known.get(tensor, True)
-        if is_uncertain or (base is tensor and not _is_whole(tensor.meta["val"])):
+        if is_uncertain or (base is tensor and not is_whole(tensor.meta["val"])):
             base = source
         tensor = source
     return base
@@ -89,7 +89,7 @@ def _base(tensor: torch.fx.Node, known: dict[torch.fx.Node, bool]) -> torch.fx.N
 def _is_certain(window: torch.fx.Node, source: torch.fx.Node) -> bool:
     """Return whether PyTorch finds the elements of a tensor in a changed view of it."""
     seen: torch.Tensor = window.meta["val"]
-    if window.target is aten.unfold.default and seen.numel() != source.meta["val"].numel():
+    if window.target is aten.as_strided.default or seen.numel() != source.meta["val"].numel():
         return False
     return not _repeats(seen)
 
@@ -111,17 +111,6 @@ def _last_place(seen: torch.Tensor) -> int:
     return int(seen.storage_offset() + sum((size - 1) * stride for size, stride in pairs))
 
 
-def _is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has all elements of its part of the memory, each of them once."""
-    return tensor.permute(_order(tensor)).is_contiguous()
-
-
-def _order(tensor: torch.Tensor) -> list[int]:
-    """Return the dimensions of a tensor in the order of the memory."""
-    sizes = list(zip(tensor.stride(), tensor.shape, strict=True))
-    return sorted(range(tensor.dim()), key=lambda dim: sizes[dim], reverse=True)
-
-
 def _write_back(
     graph: torch.fx.Graph,
     node: torch.fx.Node,
@@ -133,23 +122,14 @@ def _write_back(
     seen, value = target.meta["val"], base.meta["val"]
     first = seen.storage_offset() - value.storage_offset()
     is_inside = first >= 0 and _last_place(seen) <= _last_place(value)
-    if not is_inside or not _is_whole(value) or _kind(seen) != _kind(value):
+    if not is_inside or not is_whole(value) or _kind(seen) != _kind(value):
         raise _refused(node, seen, "and other memory than that of the tensor that was unfolded")
     if _repeats(seen) and node.target not in _FILLS:
         problem = "in which elements occur several times: the result depends on their order"
         raise _refused(node, seen, problem)
 
     def call(function: OpOverload, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        made = graph.call_function(function, args, kwargs)
-        made.meta = {name: entry for name, entry in node.meta.items() if name != "val"}
-        given: Any = torch.fx.node.map_arg((args, kwargs), lambda one: one.meta["val"])
-        with disable_current_modes(), value.fake_mode:
-            made.meta["val"] = function(*given[0], **given[1])
-        return made
-
-    def flat(tensor: torch.fx.Node) -> torch.fx.Node:
-        copy = call(aten.clone.default, tensor, memory_format=torch.contiguous_format)
-        return call(aten.view.default, copy, [-1])
+        return add_call_like(graph, node, value.fake_mode, function, *args, **kwargs)
 
     with graph.inserting_before(node):
         copy = call(aten.clone.default, target, memory_format=torch.contiguous_format)
@@ -160,12 +140,13 @@ def _write_back(
         node.update_arg(key, copy)
     else:
         node.update_kwarg(key, copy)
-    order = _order(value)
+    order = memory_order(value)
     with graph.inserting_before(node.next):
-        every = call(aten.arange.default, value.numel(), dtype=torch.int64, device=value.device)
-        places = call(aten.as_strided.default, every, list(seen.shape), list(seen.stride()), first)
-        memory = call(aten.permute.default, base, order)
-        written = call(aten.scatter.src, flat(memory), 0, flat(places), flat(copy))
+        ordered = call(aten.permute.default, base, order)
+        memory = call(aten.clone.default, ordered, memory_format=torch.contiguous_format)
+        flat = call(aten.view.default, memory, [-1])
+        layout = list(seen.shape), list(seen.stride()), first
+        written = call(aten.as_strided_scatter.default, flat, copy, *layout)
         shaped = call(aten.view.default, written, [value.shape[dim] for dim in order])
         back = sorted(range(len(order)), key=order.__getitem__)
         call(aten.copy_.default, base, call(aten.permute.default, shaped, back))
