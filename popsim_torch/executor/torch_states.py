@@ -115,6 +115,8 @@ _moved: WeakKeyDictionary[torch.optim.Optimizer, set[str]] = WeakKeyDictionary()
 
 
 def _on_host(state: State, value: torch.Tensor) -> Any:
+    if state.number == "bool":
+        return bool(value)
     if state.number == "int":
         return round(float(value))
     return float(value) if state.number == "float" else value.to(state.dtype, copy=True)

@@ -7,7 +7,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["InList", "InTuple", "Path", "is_number", "leaves", "mapped", "path_name", "put"]
+__all__ = [
+    "InList",
+    "InTuple",
+    "Path",
+    "is_number",
+    "is_truth",
+    "leaves",
+    "mapped",
+    "number_kind",
+    "path_name",
+    "put",
+]
 
 Path = tuple[Any, ...]
 """The keys that lead to a value in nested containers."""
@@ -24,6 +35,18 @@ class InTuple(int):
 def is_number(value: object) -> bool:
     """Return whether a value is a number of Python's, or stands for one; truth values are not."""
     return isinstance(value, (int, float, torch.SymFloat)) and not isinstance(value, bool)
+
+
+def is_truth(value: object) -> bool:
+    """Return whether a value is a truth value of Python's, or stands for one."""
+    return isinstance(value, (bool, torch.SymBool))
+
+
+def number_kind(value: object) -> str:
+    """Return ``bool``, ``int`` or ``float``; nothing for other values."""
+    if is_truth(value):
+        return "bool"
+    return "" if not is_number(value) else "int" if isinstance(value, int) else "float"
 
 
 def path_name(path: Path) -> str:

@@ -121,8 +121,8 @@ class State:
         given: The value that the optimizer holds for it on the host; None if it holds none.
         path: Where the optimizer keeps it on the host: keys in the state of the parameter.
         owner: ``group``, ``optimizer`` or ``state`` if it is kept there instead.
-        number: ``int`` or ``float`` if the host has a number of Python's; ``flag`` if it has
-            nothing.
+        number: ``bool``, ``int`` or ``float`` if the host has a number or a truth value of
+            Python's; ``flag`` if it has nothing.
     """
 
     name: str

@@ -141,6 +141,11 @@ class StepSource:
             if _is_value(leaf)
         }
 
+    def number(self, group: int, path: Path) -> Any:
+        """Return a number or truth value of a group; None if it has none there."""
+        found = dict(leaves(dict(self.groups[group]))).get(path)
+        return found if _is_value(found) or isinstance(found, bool) else None
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that are attributes, by name."""
         return {

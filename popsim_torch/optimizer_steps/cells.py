@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.optim.nested import Path, is_number, leaves, mapped
-from popsim_torch.optimizer_steps.numbers import StepNumber
+from popsim_torch.optim.nested import Path, is_number, is_truth, leaves, mapped
+from popsim_torch.optimizer_steps.numbers import StepNumber, truth_as_number
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
 __all__ = ["States"]
@@ -32,6 +32,8 @@ class _State(dict[Any, Any]):
             for path, leaf in leaves(value, (key,)):
                 if isinstance(leaf, StepNumber):
                     self.initial[path] = leaf.tensor
+                elif is_truth(leaf):
+                    self.initial[path] = truth_as_number(leaf)
                 elif isinstance(leaf, torch.Tensor):
                     with DisableTorchFunction():
                         self.initial[path] = leaf.clone()

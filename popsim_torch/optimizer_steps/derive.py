@@ -17,7 +17,7 @@ import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.optim.formula import InitialValue, UpdateFormula
-from popsim_torch.optim.nested import Path, is_number, leaves, path_name
+from popsim_torch.optim.nested import Path, is_number, number_kind, path_name
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.compare import (
     depends_on,
@@ -30,7 +30,7 @@ from popsim_torch.optimizer_steps.compare import (
     subgraph,
 )
 from popsim_torch.optimizer_steps.python_functions import python_numbers
-from popsim_torch.optimizer_steps.runs import Given, Outcome, StepRuns
+from popsim_torch.optimizer_steps.runs import ChangingTruths, Given, Outcome, StepRuns
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
 from popsim_torch.private_torch.fake import without_tracebacks
@@ -105,6 +105,15 @@ class _Deriver:
         Args:
             host_states: Returns what the optimizer holds for a slot on the host.
         """
+        while True:
+            try:
+                return self._derived(host_states)
+            except ChangingTruths as found:  # (expected from now on)
+                truths = self._runs.truths | found.keys
+                self._runs = StepRuns(self._source, self._slots)
+                self._runs.truths = truths
+
+    def _derived(self, host_states: Callable[[int], Mapping[Path, Any]]) -> TracedStep:
         try:
             first, cells = self._traced_first_step()
         except (KeyError, AttributeError, IndexError, TypeError, AssertionError) as error:
@@ -156,10 +165,10 @@ class _Deriver:
             if cell.is_number and (
                 cell.owner == "attribute" or (cell.owner == "group" and cell.path[0] in groups)
             ):
-                self._add_number((0, cell.owner, cell.path), whole=cell.whole)
+                self._add_number((0, cell.owner, cell.path), cell.number)
 
-    def _add_number(self, key: CellKey, *, whole: bool) -> None:
-        self._runs.moving.append(self._moving_cell(key, whole=whole))
+    def _add_number(self, key: CellKey, kind: str) -> None:
+        self._runs.moving.append(self._moving_cell(key, kind))
         if key[1] == "group":
             self._runs.values.pop((key[2][0], key[2][1]), None)
 
@@ -202,12 +211,12 @@ class _Deriver:
             if not new:
                 break
             for key in new:
-                self._add_number(key, whole=outcome.numbers.get(key, False))
+                self._add_number(key, outcome.numbers.get(key, "float"))
         results = results_of(module)
         count = len(self._slots) + len(outcome.cells)
         initial = dict(zip(outcome.initial, range(count, len(results)), strict=True))
         self._runs.constants = outcome.constants
-        self._runs.whole = outcome.numbers
+        self._runs.kinds = outcome.numbers
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         gradients = set(placeholders[1 : 2 * len(self._slots) : 2])
         initial = {
@@ -234,9 +243,8 @@ class _Deriver:
         """Describe a cell that the first step has made."""
         slot, owner, path = key
         dtype = tensor.dtype
-        whole = self._runs.whole.get(key)
         shape = tuple(tensor.shape)
-        cell = Cell(slot, path, owner, shape, dtype, whole is not None, bool(whole))
+        cell = Cell(slot, path, owner, shape, dtype, self._runs.kinds.get(key, ""))
         if begin is None:
             return cell
         node = results[begin]
@@ -257,40 +265,38 @@ class _Deriver:
             initial_from=InitialValue(graph),  # with the values of the optimizer at hand
         )
 
-    def _moving_cell(self, key: CellKey, *, whole: bool) -> Cell:
+    def _moving_cell(self, key: CellKey, kind: str) -> Cell:
         """Describe a number of a group or an attribute that steps change."""
         _, owner, path = key
         if self._is_new(key):
             self._runs.added.add(key)
-            return Cell(0, path, owner, (), torch.float64, True, whole)
-        if owner == "group":
-            value: Any = self._source.numbers()[path[0], path[1]]
-            now = dict(leaves(dict(self._source.groups[path[0]])))[path[1]]
-        else:
-            value = now = self._source.attributes[path[0]]
-        whole = isinstance(now, int)
-        return Cell(0, path, owner, (), torch.float64, True, whole, float(value))
+            return Cell(0, path, owner, (), torch.float64, kind)
+        value: Any = (
+            self._source.number(path[0], path[1])
+            if owner == "group"
+            else self._source.attributes[path[0]]
+        )
+        kind = number_kind(value) or "float"  # (a group may have a tensor)
+        return Cell(0, path, owner, (), torch.float64, kind, float(value))
 
     def _is_new(self, key: CellKey) -> bool:
         """Return whether the first step makes a number of a group or an attribute."""
         _, owner, path = key
         if owner == "group":
-            return (path[0], path[1]) not in self._source.numbers()
+            return self._source.number(path[0], path[1]) is None
         return path[0] not in self._source.attributes
 
     def _cells_of_host(self, host_states: Callable[[int], Mapping[Path, Any]]) -> list[Cell]:
         """Describe the states that the optimizer makes in its constructor."""
         self._runs.moving = [cell for cell in self._runs.moving if not cell.is_number]
-        self._runs.constants, self._runs.whole = {}, {}
+        self._runs.constants, self._runs.kinds = {}, {}
         cells = list(self._runs.moving)
         for slot in range(len(self._slots)):
             for path, leaf in host_states(slot).items():
                 key = slot, "", path
-                if is_number(leaf):
-                    self._runs.whole[key] = True
-                    whole = isinstance(leaf, int)
-                    cell = Cell(slot, path, "", (), torch.float64, True, whole, float(leaf))
-                    cells.append(cell)
+                if is_number(leaf) or key in self._runs.truths:
+                    kind = self._runs.kinds[key] = number_kind(leaf)
+                    cells.append(Cell(slot, path, "", (), torch.float64, kind, float(leaf)))
                 elif isinstance(leaf, torch.Tensor):
                     cells.append(Cell(slot, path, "", tuple(leaf.shape), leaf.dtype))
                 else:

@@ -32,6 +32,7 @@ __all__ = [
     "StepNumber",
     "StepTruth",
     "evaluate",
+    "truth_as_number",
 ]
 
 Known = Any
@@ -245,6 +246,14 @@ class StepTruth(torch.SymBool):
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def truth_as_number(truth: Any) -> torch.Tensor:
+    """Return a truth value as the device keeps it: 0 or 1, as a float64 tensor."""
+    if isinstance(truth, StepTruth):
+        with DisableTorchFunction():
+            return truth.tensor.to(torch.float64)
+    return _as_tensor(truth)
 
 
 class StepNumber(torch.SymFloat):

@@ -11,7 +11,7 @@ from typing import Any
 
 from popsim_torch.optimizer_steps.numbers import FUNCTIONS, StepNumber
 
-__all__ = ["python_numbers"]
+__all__ = ["namespaces_of", "python_numbers"]
 
 
 def _mathematical(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +53,7 @@ def _choosing(name: str) -> Callable[..., Any]:
     return function
 
 
-def _namespaces(kind: type[Any]) -> list[dict[str, Any]]:
+def namespaces_of(kind: type[Any]) -> list[dict[str, Any]]:
     """Return the global names of the code of a class and its base classes."""
     found: dict[int, dict[str, Any]] = {}
     for one in kind.__mro__:
@@ -86,7 +86,7 @@ def python_numbers(kind: type[Any]) -> Iterator[None]:
     try:
         for original, function in originals.items():
             put(vars(math), original.__name__, function)
-        for names in _namespaces(kind):
+        for names in namespaces_of(kind):
             for name, value in list(names.items()):
                 if isinstance(value, type(math.sqrt)) and value in originals:
                     put(names, name, originals[value])

@@ -9,23 +9,39 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.optim.nested import Path, is_number, leaves, put
+from popsim_torch.optim.nested import Path, is_number, is_truth, leaves, number_kind, path_name, put
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.functions import StepFunctions
+from popsim_torch.optimizer_steps.held import is_same, refuse_change, refuse_objects
 from popsim_torch.optimizer_steps.mistakes import LeafChanges
-from popsim_torch.optimizer_steps.numbers import MOST_PATHS, Choices, Known, StepNumber
-from popsim_torch.optimizer_steps.source import (
-    Group,
-    Slot,
-    changed_attributes,
-    check_containers,
-    rebuilt,
+from popsim_torch.optimizer_steps.noting import NotingDict
+from popsim_torch.optimizer_steps.numbers import (
+    MOST_PATHS,
+    Choices,
+    Known,
+    StepNumber,
+    StepTruth,
+    truth_as_number,
 )
+from popsim_torch.optimizer_steps.source import Slot, changed_attributes, rebuilt
 from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
+from popsim_torch.optimizer_steps.watch import StepWatch, entries_of_groups
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
-__all__ = ["Given", "Outcome", "StepRuns"]
+__all__ = ["ChangingTruths", "Given", "Outcome", "StepRuns"]
+
+
+class ChangingTruths(Exception):
+    """Raised if steps change truth values in states: these are numbers of the device.
+
+    Attributes:
+        keys: The truth values.
+    """
+
+    def __init__(self, keys: set[CellKey]) -> None:
+        super().__init__()
+        self.keys = keys
 
 
 @dataclass(frozen=True)
@@ -61,7 +77,7 @@ class Outcome:
     cells: dict[CellKey, torch.Tensor]
     constants: dict[CellKey, Any]
     initial: dict[CellKey, torch.Tensor]
-    numbers: dict[CellKey, bool]  # whether the host has an int
+    numbers: dict[CellKey, str]  # what the host has: ``bool``, ``int`` or ``float``
 
 
 class StepRuns:
@@ -80,7 +96,8 @@ class StepRuns:
         read: The entries of groups that steps after the first one have read: group and key.
         changed: The numbers beside the states of parameters that a run has changed.
         constants: What else is in the states after a step.
-        whole: The states that are numbers on the host, and whether they are whole.
+        kinds: The states that are numbers on the host: ``bool``, ``int`` or ``float``.
+        truths: The truth values of states that steps change.
         noted: The conditions on hyper-parameters so far, with their answers.
         knows_first: Whether conditions on the numbers with which states begin are answered.
         reads_shapes: Whether a run has asked for the shape of a tensor.
@@ -97,10 +114,13 @@ class StepRuns:
         self.read: set[tuple[int, Any]] = set()
         self.changed: set[CellKey] = set()
         self.constants: dict[CellKey, Any] = {}
-        self.whole: dict[CellKey, bool] = {}
+        self.kinds: dict[CellKey, str] = {}
+        self.truths: set[CellKey] = set()
         self.noted: list[tuple[Known, object]] = []
         self.knows_first = False
         self.reads_shapes = False
+        self._indices = tuple(dict.fromkeys(slot.group for slot in slots))
+        self._watch = StepWatch(source, self._indices)
         self._leaf_changes = LeafChanges(source.kind)
 
     def all_ways(self, given: Given) -> Outcome:
@@ -126,8 +146,30 @@ class StepRuns:
             answers = choices.next_answers()
         if not found:
             raise failed
-        self._complete([outcome for _, outcome in found], given)
+        outcomes = [outcome for _, outcome in found]
+        self._check_constants(outcomes, {} if given.is_first else self.constants)
+        self._complete(outcomes, given)
         return _joined(found, 0)
+
+    def _check_constants(self, outcomes: Sequence[Outcome], before: Mapping[CellKey, Any]) -> None:
+        """Find what steps change in the states beside numbers and tensors.
+
+        Raises:
+            ChangingTruths: They change truth values only.
+            Error: They change something else.
+        """
+        found: set[CellKey] = set()
+        for outcome in outcomes:
+            for key, value in outcome.constants.items():
+                first = before.get(key, outcomes[0].constants.get(key, value))
+                if is_same(first, value):
+                    continue
+                if isinstance(value, bool) and isinstance(first, bool):
+                    found.add(key)
+                elif before:
+                    refuse_change(self._source.kind, f"'{path_name(key[2])}' in a state")
+        if found:
+            raise ChangingTruths(found)
 
     def _complete(self, outcomes: Sequence[Outcome], given: Given) -> None:
         """Give all runs the numbers that only some have changed; they are cells from now on."""
@@ -153,13 +195,15 @@ class StepRuns:
             known = float(value) if self.knows_first and given.is_first else None
             return StepNumber(tensor, known, choices)
 
-        def of_state(tensor: torch.Tensor) -> StepNumber:
+        def of_state(tensor: torch.Tensor, kind: str) -> StepNumber | StepTruth:
+            if kind == "bool":
+                return StepTruth(tensor != 0, None, choices)
             return StepNumber(tensor.clone(), None, choices)
 
         weights = [tensor.clone() for tensor in given.weights]
         for weight, gradient in zip(weights, given.gradients, strict=True):
             weight.grad = gradient.clone()
-        hyper = {
+        hyper: dict[Any, StepNumber | StepTruth] = {
             key: StepNumber(tensor, ("name", key), choices) for key, tensor in given.numbers.items()
         }
         attributes = {}
@@ -168,39 +212,47 @@ class StepRuns:
                 continue
             tensor = given.moving[cell.key]
             if cell.owner == "group":
-                hyper[cell.path[0], cell.path[1]] = of_state(tensor)
+                hyper[cell.path[0], cell.path[1]] = of_state(tensor, cell.number)
             else:
-                attributes[cell.path] = of_state(tensor) if cell.is_number else tensor.clone()
+                attributes[cell.path] = (
+                    of_state(tensor, cell.number) if cell.is_number else tensor.clone()
+                )
         kept = States(number_of)
         if not given.is_first:
             self._fill(kept, weights, given.states, of_state)
         optimizer = rebuilt(self._source, self._slots, weights, hyper, attributes, kept)
+        self._watch.recall(optimizer)
+        before = dict(vars(optimizer))
+        groups_before = entries_of_groups(self._indices, optimizer)
         self._leaf_changes.watch(weights)
         # Gradients are recorded where eager PyTorch would do it; no tensor here asks for them.
-        with torch.enable_grad(), StepFunctions(choices, self._leaf_changes) as mode:
+        with (
+            self._watch.unchanged(optimizer, weights, groups_before, self.constants),
+            torch.enable_grad(),
+            StepFunctions(choices, self._leaf_changes) as mode,
+        ):
             type(optimizer).step(optimizer)
         if not given.is_first:
-            groups = dict.fromkeys(slot.group for slot in self._slots)
-            for index, group in zip(groups, optimizer.param_groups, strict=True):
-                keys = group.read if isinstance(group, Group) else group
+            for index, group in zip(self._indices, optimizer.param_groups, strict=True):
+                keys = group.read if isinstance(group, NotingDict) else group
                 self.read |= {(index, key) for key in keys}
-        check_containers(self._source, optimizer)
         self.reads_shapes = self.reads_shapes or mode.reads_shapes
-        return self._outcome(optimizer, weights, hyper, attributes, kept)
+        return self._outcome(optimizer, weights, groups_before, before, kept)
 
     def _fill(
         self,
         kept: States,
         weights: Sequence[torch.Tensor],
         states: Mapping[CellKey, torch.Tensor],
-        of_state: Callable[[torch.Tensor], StepNumber],
+        of_state: Callable[[torch.Tensor, str], StepNumber | StepTruth],
     ) -> None:
         """Put tensors where the last step left the states."""
         entries: dict[CellKey, Any] = dict(self.constants)
         for key, tensor in states.items():
             if key[1] == "flag":
                 continue
-            entries[key] = of_state(tensor) if key in self.whole else tensor.clone()
+            kind = self.kinds.get(key)
+            entries[key] = of_state(tensor, kind) if kind else tensor.clone()
         for (slot, owner, path), value in entries.items():
             if owner == "other":
                 state, rest = kept[path[0]], path[1:]
@@ -212,8 +264,8 @@ class StepRuns:
         self,
         optimizer: torch.optim.Optimizer,
         weights: list[torch.Tensor],
-        hyper: Mapping[Any, StepNumber],
-        attributes: Mapping[Path, Any],
+        groups: Mapping[tuple[int, Path], Any],
+        attributes: Mapping[str, Any],
         kept: States,
     ) -> Outcome:
         outcome = Outcome([w.clone() for w in weights], {}, {}, {}, {})
@@ -228,25 +280,29 @@ class StepRuns:
                 outcome_key = slot, name, (*prefix, *path)
                 whole = path in state.whole
                 self._note(outcome, outcome_key, leaf, state.initial.get(path), whole=whole)
-        indices = list(dict.fromkeys(slot.group for slot in self._slots))
-        for index, group in zip(indices, optimizer.param_groups, strict=True):
-            for path, leaf in leaves({k: v for k, v in group.items() if k != "params"}):
-                if is_number(leaf) and leaf is not hyper.get((index, path)):
-                    self._note(outcome, (0, "group", (index, path)), leaf, None)
-        for path in changed_attributes(self._source, optimizer):
-            if vars(optimizer)[path[0]] is not attributes.get(path):
-                self._note(outcome, (0, "attribute", path), vars(optimizer)[path[0]], None)
+        for (index, path), leaf in entries_of_groups(self._indices, optimizer).items():
+            value = is_number(leaf) or is_truth(leaf)
+            if value and leaf is not groups.get((index, path)):
+                self._note(outcome, (0, "group", (index, path)), leaf, None)
+        for path in changed_attributes(attributes, optimizer):
+            self._note(outcome, (0, "attribute", path), vars(optimizer)[path[0]], None)
         for cell in self.moving:
             if not cell.is_number:
                 self._note(outcome, cell.key, vars(optimizer)[cell.path[0]], None)
             elif cell.key not in outcome.cells:
                 # A number that stays in this run; there is none before the first step adds it.
-                of_group = cell.owner == "group"
-                key: Any = (cell.path[0], cell.path[1]) if of_group else cell.path
-                same = (hyper if of_group else attributes).get(key)
+                same = (
+                    groups.get((cell.path[0], cell.path[1]))
+                    if cell.owner == "group"
+                    else attributes.get(cell.path[0])
+                )
                 if same is not None:
-                    outcome.cells[cell.key] = same.tensor.clone()
+                    outcome.cells[cell.key] = same.tensor.to(torch.float64, copy=True)
         return outcome
+
+    def _changes(self, key: CellKey) -> bool:
+        """Return whether steps change a truth value."""
+        return key[1] in ("group", "attribute") or key in self.truths
 
     def _note(
         self,
@@ -261,15 +317,19 @@ class StepRuns:
             self.changed.add(key)
         if isinstance(leaf, StepNumber):
             outcome.cells[key] = leaf.tensor.clone()
-            outcome.numbers[key] = whole
+            outcome.numbers[key] = "int" if whole else "float"
+        elif isinstance(leaf, StepTruth) or (is_truth(leaf) and self._changes(key)):
+            outcome.cells[key] = truth_as_number(leaf)
+            outcome.numbers[key] = "bool"
         elif isinstance(leaf, torch.Tensor):
             if leaf.is_sparse:
                 raise Error("The optimizer keeps a sparse tensor; the device has dense ones only.")
             outcome.cells[key] = leaf.clone()
         elif is_number(leaf):
             outcome.cells[key] = torch.full((), float(leaf), dtype=torch.float64)
-            outcome.numbers[key] = isinstance(leaf, int)
+            outcome.numbers[key] = number_kind(leaf)
         else:
+            refuse_objects(self._source.kind, key[2], leaf)
             outcome.constants[key] = leaf
             return
         if initial is not None:

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.optim.nested import Path, is_number, leaves, mapped, put
+from popsim_torch.optim.nested import Path, is_number, is_truth, leaves, mapped, put
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
-from popsim_torch.optimizer_steps.numbers import StepNumber
+from popsim_torch.optimizer_steps.held import is_same
+from popsim_torch.optimizer_steps.noting import NotingDict
+from popsim_torch.optimizer_steps.numbers import StepNumber, StepTruth
 
-__all__ = ["Group", "Slot", "changed_attributes", "check_attributes", "check_containers", "rebuilt"]
+__all__ = [
+    "Slot",
+    "changed_attribute",
+    "changed_attributes",
+    "check_attributes",
+    "check_containers",
+    "rebuilt",
+]
 
 # Groups say how to compute: what a program decides itself.
 _WAYS = ("foreach", "fused", "capturable", "differentiable")
@@ -40,77 +49,11 @@ class Slot:
     dtype: torch.dtype
 
 
-class Group(dict[Any, Any]):
-    """A group of parameters that knows which entries a step has read.
-
-    Attributes:
-        read: The keys that were read or looked for before the step set them.
-    """
-
-    def __init__(self, entries: Mapping[Any, Any]) -> None:
-        super().__init__(entries)
-        self.read: set[Any] = set()
-        self._set: set[Any] = set()
-
-    def _note(self, *keys: Any) -> None:
-        self.read |= set(keys) - self._set
-
-    def __getitem__(self, key: Any) -> Any:
-        self._note(key)
-        return super().__getitem__(key)
-
-    def __contains__(self, key: Any) -> bool:
-        self._note(key)
-        return super().__contains__(key)
-
-    def __iter__(self) -> Iterator[Any]:
-        self._note(*super().keys())
-        return super().__iter__()
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._set.add(key)
-        super().__setitem__(key, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._note(key)
-        super().__delitem__(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return an entry, or else the default."""
-        self._note(key)
-        return super().get(key, default)
-
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return an entry; add it if it is missing."""
-        self._note(key)
-        return super().setdefault(key, default)
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        """Remove an entry and return it."""
-        self._note(key)
-        return super().pop(key, *default)
-
-    def keys(self) -> Any:
-        """Return the keys."""
-        self._note(*super().keys())
-        return super().keys()
-
-    def values(self) -> Any:
-        """Return the values."""
-        self._note(*super().keys())
-        return super().values()
-
-    def items(self) -> Any:
-        """Return the entries."""
-        self._note(*super().keys())
-        return super().items()
-
-
 def rebuilt(
     source: StepSource,
     slots: Sequence[Slot],
     weights: Sequence[torch.Tensor],
-    numbers: Mapping[tuple[int, Path], StepNumber],
+    numbers: Mapping[tuple[int, Path], StepNumber | StepTruth],
     attributes: Mapping[Path, Any],
     states: States,
 ) -> torch.optim.Optimizer:
@@ -144,27 +87,59 @@ def rebuilt(
         group["params"] = [weight for slot, weight in pairs if slot.group == index]
         # One tensor after the other: the program is what makes them run together.
         group |= {key: False for key in _WAYS if key in group}
-        optimizer.param_groups.append(Group(group))
+        optimizer.param_groups.append(NotingDict(group))
     return optimizer  # type: ignore[no-any-return]
 
 
-def changed_attributes(source: StepSource, optimizer: torch.optim.Optimizer) -> list[Path]:
-    """Return the attributes of a copy whose numbers its step has changed."""
+def changed_attributes(before: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> list[Path]:
+    """Return the attributes of a copy whose numbers and truth values its step has changed.
+
+    Args:
+        before: The attributes before the step.
+        optimizer: The copy that has made the step.
+    """
     changed: list[Path] = []
     for name, value in vars(optimizer).items():
         if name == "defaults":
             continue
-        if name not in source.attributes:
-            changed += [(name,)] * is_number(value)
+        if name not in before:
+            changed += [(name,)] * (is_number(value) or is_truth(value))
             continue
-        before = source.attributes[name]
-        if (
-            is_number(value)
-            and is_number(before)
-            and (isinstance(value, StepNumber) or value != before)
-        ):
+        old = before[name]
+        if value is old or (type(value) is type(old) in (bool, int, float) and value == old):
+            continue
+        if (is_number(value) and is_number(old)) or (is_truth(value) and is_truth(old)):
             changed.append((name,))
     return changed
+
+
+def changed_attribute(
+    before: Mapping[str, Any], optimizer: torch.optim.Optimizer, missed: Collection[str]
+) -> str:
+    """Return the name of an attribute that a step has set to what the device does not keep.
+
+    Args:
+        before: The attributes before the step.
+        optimizer: The copy that has made the step.
+        missed: The attributes that the step has looked for in vain.
+    """
+    numbers = {path[0] for path in changed_attributes(before, optimizer)}
+    now = vars(optimizer)
+    for name, value in now.items():
+        old = before.get(name)
+        if name in numbers or (name not in before and name not in missed):
+            continue
+        kept = isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor)
+        # (what a new container holds is checked with the others)
+        if kept or (isinstance(value, _CONTAINERS) and type(value) is _plain_type(old)):
+            continue
+        if name not in before or not is_same(old, value):
+            return f"self.{name}"
+    return "".join(f"self.{name}" for name in sorted(before.keys() - now.keys())[:1])
+
+
+def _plain_type(value: object) -> type[Any]:
+    return dict if isinstance(value, NotingDict) else type(value)
 
 
 def _apart(value: Any) -> Any:
@@ -172,8 +147,12 @@ def _apart(value: Any) -> Any:
     if type(value) is list:
         return list(map(_apart, value))
     if type(value) is dict:
-        return {key: _apart(item) for key, item in value.items()}
+        return NotingDict({key: _apart(item) for key, item in value.items()})
     return copy.copy(value) if isinstance(value, (set, deque, OrderedDict, defaultdict)) else value
+
+
+def _plain(value: Any) -> Any:
+    return dict(dict.items(value)) if isinstance(value, dict) else list(value)
 
 
 def check_containers(source: StepSource, optimizer: torch.optim.Optimizer) -> None:
@@ -190,7 +169,7 @@ def check_containers(source: StepSource, optimizer: torch.optim.Optimizer) -> No
         if name in ("state", "param_groups", "defaults") or not isinstance(value, _CONTAINERS):
             continue
         before = source.attributes.get(name)
-        held = [leaf for _, leaf in leaves(list(value) if isinstance(value, deque) else value)]
+        held = [leaf for _, leaf in leaves(_plain(value))]
         tensors = any(isinstance(leaf, torch.Tensor) for leaf in held)
         grows = not isinstance(value, dict) and len(value) != len(before or ())
         if tensors or grows:

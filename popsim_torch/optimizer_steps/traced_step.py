@@ -37,8 +37,8 @@ class Cell:
             if the optimizer does not have it.
         shape: Its shape.
         dtype: Its dtype; float64 for numbers.
-        is_number: Whether the host has a number of Python's.
-        whole: Whether that is an ``int``.
+        number: ``bool``, ``int`` or ``float`` if the host has a number or a truth value of
+            Python's; nothing for a tensor.
         initial: The number that fills it before the first step.
         initial_from: How it begins, if that is no such number.
     """
@@ -48,8 +48,7 @@ class Cell:
     owner: str
     shape: tuple[int, ...]
     dtype: torch.dtype
-    is_number: bool = False
-    whole: bool = False
+    number: str = ""
     initial: float = 0.0
     initial_from: InitialValue | None = None
 
@@ -57,6 +56,11 @@ class Cell:
     def is_flag(self) -> bool:
         """Whether the cell says that a parameter has been updated before."""
         return self.owner == "flag"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether the host has a number or a truth value of Python's."""
+        return bool(self.number)
 
     @property
     def name(self) -> str:

@@ -233,15 +233,11 @@ class _Updates:
         if cell.is_flag:
             return 1.0 if host else None
         if cell.owner == "group":
-            return self._values.get((cell.path[0], cell.path[1]))
+            return self._source.number(cell.path[0], cell.path[1])
         if cell.owner == "attribute":
             return self._source.attributes.get(cell.path[0])
         return None if cell.owner else host.get(cell.path)
 
 
 def _number_of(cell: Cell) -> str:
-    if cell.is_flag:
-        return "flag"
-    if not cell.is_number:
-        return ""
-    return "int" if cell.whole else "float"
+    return "flag" if cell.is_flag else cell.number

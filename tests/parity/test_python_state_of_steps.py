@@ -1,0 +1,286 @@
+"""What the step of an optimizer keeps in Python's objects: numbers of the device, or an error."""
+
+import collections
+
+import pytest
+import torch
+from torch import optim
+
+import popsim_torch as poptorch
+from tests.parity.test_traced_optimizers import Pair, assert_states_equal
+
+_MODULE = {"calls": 0}
+number_of_calls = 0
+
+
+class Keeping(optim.Optimizer):
+    """Calls a function for each parameter, and others before and after them."""
+
+    calls = 0
+
+    def __init__(self, parameters, one, begin=None, end=None, **attributes):
+        super().__init__(parameters, {"lr": 0.5})
+        self._functions = begin, one, end
+        vars(self).update(attributes)
+
+    @torch.no_grad()
+    def step(self):
+        begin, one, end = self._functions
+        if begin:
+            begin(self)
+        for group in self.param_groups:
+            for p in group["params"]:
+                one(self, p, group, self.state[p])
+        if end:
+            end(self)
+
+
+def _rate(self, p, rate):
+    p.sub_(p.grad, alpha=rate)
+
+
+def _first(self, p, group, state):
+    _rate(self, p, group["lr"] * (0.1 if self.first else 1.0))
+
+
+def _seen(self):
+    self.first = False
+
+
+def _alternating(self, p, group, state):
+    even = state.get("even", True)
+    _rate(self, p, 0.5 if even else 0.05)
+    state["even"] = not even
+
+
+def _alternating_group(self, p, group, state):
+    _rate(self, p, group["lr"] * (1.0 if group.get("even", True) else 0.1))
+
+
+def _next_group(self):
+    for group in self.param_groups:
+        group["even"] = not group.get("even", True)
+
+
+def _late(self, p, group, state):
+    state["step"] = state.get("step", 0) + 1
+    _rate(self, p, 0.1 if state.get("late", False) else 0.5)
+    state["late"] = state["step"] > 2
+
+
+def _cycle(self):
+    self.count += 1
+    if self.count == 3:
+        self.count = 0
+
+
+def _cycling(self, p, group, state):
+    _rate(self, p, 0.1 * (1 + self.count))
+
+
+def _multiplied(self, p, group, state):
+    even = state.setdefault("even", True)
+    p.sub_(p.grad * even)
+    state["even"] = not even
+    state["n"] = state.get("n", 0) + even
+    p.sub_(p.grad, alpha=0.1 * state["n"])
+
+
+WORKING = {
+    "an attribute": lambda p: Keeping(p, _first, None, _seen, first=True),
+    "a state": lambda p: Keeping(p, _alternating),
+    "an entry of a group": lambda p: Keeping(p, _alternating_group, None, _next_group),
+    "a factor": lambda p: Keeping(p, _multiplied),
+    "a comparison": lambda p: Keeping(p, _late),
+    "a number that is set to its first value": lambda p: Keeping(p, _cycling, _cycle, count=0),
+}
+
+
+@pytest.mark.parametrize("name", WORKING)
+def test_truth_values_and_numbers_are_those_of_eager(name):
+    pair = Pair(WORKING[name])
+    pair.step(0, 3)
+    pair.check()
+    own, other = pair.optimizer.state_dict(), pair.reference.state_dict()
+    assert_states_equal(own, other)
+    assert repr(own["param_groups"]) == repr(other["param_groups"])
+    pair.model.setOptimizer(pair.optimizer)
+    pair.step(3, 8)
+    pair.check()
+
+
+def test_truth_values_continue_from_the_host():
+    pair = Pair(WORKING["a state"])
+    pair.step(0, 3)
+    states = pair.optimizer.state_dict()
+    assert all(state["even"] is False for state in states["state"].values())
+    for state in states["state"].values():
+        state["even"] = True
+    for one in (pair.optimizer, pair.reference):
+        one.load_state_dict(states)
+    pair.model.setOptimizer(pair.optimizer)
+    pair.step(3, 7)
+    pair.check()
+
+
+class Schedule:
+    """Counts its calls."""
+
+    def __init__(self):
+        self.count = 0
+
+    def rate(self):
+        self.count += 1
+        return 1 / self.count
+
+
+def _count_in_dict(self):
+    self.held["n"] += 1
+
+
+def _count_new(self):
+    self.held["n"] = self.held.get("n", 0) + 1
+
+
+def _count_in_list(self):
+    self.held[0] += 1
+
+
+def _tick(self):
+    self.rate = self.held.rate()
+
+
+def _text(self):
+    self.held = "b"
+
+
+def _once(self):
+    if self.held is None:
+        self.held = "done"
+
+
+def _of_class(self):
+    type(self).calls += 1
+
+
+def _global(self):
+    global number_of_calls
+    number_of_calls += 1
+
+
+def _global_dict(self):
+    _MODULE["calls"] += 1
+
+
+def _draw(self):
+    import random
+
+    self.rate = random.random()
+
+
+def _mean(self):
+    norm = self.param_groups[0]["params"][0].grad.norm()
+    self.mean = 0.9 * self.mean + norm if hasattr(self, "mean") else norm
+
+
+def _plain(self, p, group, state):
+    _rate(self, p, 0.1)
+
+
+def _numpy(self, p, group, state):
+    import numpy
+
+    state["n"] = state.get("n", numpy.int64(0)) + 1
+    _rate(self, p, 0.1 / int(state["n"]))
+
+
+def _of_parameter(self, p, group, state):
+    if not hasattr(p, "buffer"):
+        p.buffer = torch.zeros_like(p)
+    p.sub_(p.buffer.mul_(0.9).add_(p.grad), alpha=0.1)
+
+
+def _mode(self, p, group, state):
+    state["mode"] = "b" if state.get("mode") == "a" else "a"
+
+
+REFUSED = {
+    "a dict": (_plain, _count_in_dict, {"n": 0}, r"self.held\['n'\]"),
+    "a new entry of a dict": (_plain, _count_new, {}, r"self.held\['n'\]"),
+    "a list": (_plain, _count_in_list, [0], r"self.held\[0\]"),
+    "an object": (_plain, _tick, Schedule(), r"self.held.count"),
+    "a text": (_plain, _text, "a", "self.held"),
+    "nothing, then a text": (_plain, _once, None, "self.held"),
+    "a number of the class": (_plain, _of_class, None, "Keeping.calls"),
+    "a global number": (_plain, _global, None, "the global name number_of_calls"),
+    "a global dict": (_plain, _global_dict, None, r"the global name _MODULE\['calls'\]"),
+    "Python's random": (_plain, _draw, None, "torch.rand"),
+    "a tensor in a new attribute": (_plain, _mean, None, "self.mean"),
+    "a number of NumPy's": (_numpy, None, None, "'n' in a state"),
+    "an attribute of a parameter": (_of_parameter, None, None, "the attribute 'buffer'"),
+    "a text in a state": (_mode, None, None, "'mode' in a state"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_the_device_does_not_keep_is_refused_and_put_back(name):
+    one, begin, held, text = REFUSED[name]
+    before = str(vars(held)) if isinstance(held, Schedule) else str(held)
+    pair = Pair(lambda p: Keeping(p, one, begin, held=held, rate=0.1))
+    with pytest.raises(poptorch.Error, match=f"step of Keeping changes .*{text}.*keeps numbers"):
+        pair.model(pair.x[0], pair.y[0])
+    assert (str(vars(held)) if isinstance(held, Schedule) else str(held)) == before
+    assert (Keeping.calls, number_of_calls, _MODULE) == (0, 0, {"calls": 0})
+
+
+def _scratch(self, p, group, state):
+    self.lines.append(p.grad.norm())
+    self.numbers["rate"] = 0.1 * group["lr"]
+    if "half" not in self.numbers:
+        self.numbers["half"] = 0.5
+    p.sub_(p.grad / (1 + self.lines[-1]), alpha=self.numbers["rate"] * self.numbers["half"])
+    self.lines.clear()
+    self.last = p.grad.norm()
+
+
+def test_containers_that_a_step_empties_or_fills_anew_are_allowed():
+    pair = Pair(lambda p: Keeping(p, _scratch, lines=[], numbers={}))
+    pair.step(0, 4)
+    pair.check()
+    assert not pair.optimizer.lines
+    assert not pair.optimizer.numbers
+
+
+class Projector:
+    """Keeps a tensor."""
+
+    matrix = None
+
+    def __call__(self, x):
+        if self.matrix is None:
+            self.matrix = torch.eye(x.shape[0])
+        return self.matrix @ x
+
+
+def _projected(self, p, group, state):
+    if not state:
+        state["projector"] = Projector()
+    p.sub_(state["projector"](p.grad), alpha=0.1)
+
+
+def _queued(self, p, group, state):
+    if not state:
+        state["queue"] = collections.deque(maxlen=3)
+    state["queue"].append(p.grad.clone())
+    p.sub_(sum(state["queue"]), alpha=0.1)
+
+
+@pytest.mark.parametrize(
+    ("one", "text"),
+    [(_projected, "class Projector as 'projector'"), (_queued, "class deque as 'queue'")],
+    ids=["an object", "a deque"],
+)
+def test_objects_with_tensors_in_a_state_are_refused(one, text):
+    pair = Pair(lambda p: Keeping(p, one))
+    with pytest.raises(poptorch.Error, match=f"{text}.*keep the tensors themselves in self.state"):
+        pair.model(pair.x[0], pair.y[0])
