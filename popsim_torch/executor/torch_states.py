@@ -7,6 +7,7 @@ see the states from programs, and the next run takes over the changes of the hos
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -103,7 +104,7 @@ def to_host(
                 else value.to(parameter.dtype, copy=True)
             )
     for path, constant in constants:
-        put(optimizer.state[parameter], path, constant)
+        put(optimizer.state[parameter], path, copy.copy(constant))
 
 
 def moved_by_device(optimizer: torch.optim.Optimizer) -> Collection[str]:

@@ -14,6 +14,7 @@ __all__ = [
     "is_number",
     "is_truth",
     "leaves",
+    "leaves_and_empty",
     "mapped",
     "number_kind",
     "path_name",
@@ -65,6 +66,21 @@ def leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
             yield from leaves(item, (*path, place(position)))
     else:
         yield path, value
+
+
+def leaves_and_empty(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Yield the leaves of nested containers, and new containers in place of those without any."""
+    if not isinstance(value, (dict, list, tuple)):
+        yield path, value
+    elif not value:
+        yield path, type(value)() if type(value) in (dict, list, tuple) else value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves_and_empty(item, (*path, key))
+    else:
+        place = InList if isinstance(value, list) else InTuple
+        for position, item in enumerate(value):
+            yield from leaves_and_empty(item, (*path, place(position)))
 
 
 def put(container: Any, path: Path, value: Any) -> Any:

@@ -413,7 +413,7 @@ class _Deriver:
             tuple(
                 (slot, path, value)
                 for (slot, owner, path), value in self._runs.constants.items()
-                if not owner and isinstance(value, (str, bool, type(None)))
+                if not owner and isinstance(value, (str, bool, type(None), dict, list, tuple))
             ),
         )
 

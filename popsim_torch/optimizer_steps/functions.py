@@ -49,6 +49,11 @@ class StepFunctions(TorchFunctionMode):
         if name in _WIDER:
             return args[0].to(torch.float32)
         args, kwargs = _narrowed(args), {key: _narrowed(one) for key, one in kwargs.items()}
+        for key in _SCALARS & kwargs.keys():
+            kwargs[key] = self._scalar(kwargs[key])
+        if name.removesuffix("_") in _LIMITS:
+            args = [args[0], *map(self._scalar, args[1:])]
+            kwargs = {key: self._scalar(one) for key, one in kwargs.items()}
         if name in ("__get__", "__set__"):
             return self._property(func, name, args)
         if name in _SHAPE_METHODS:
@@ -74,6 +79,12 @@ class StepFunctions(TorchFunctionMode):
             # A view, so that changes of it are changes of the tensor.
             return args[0].detach() if name == "__get__" else args[0].copy_(args[1])
         return func(*args)
+
+    def _scalar(self, value: Any) -> Any:
+        """Return an argument that has to be a number: a tensor there counts as its value."""
+        if isinstance(value, torch.Tensor) and not value.dim() and not value.is_complex():
+            return StepNumber(value.to(torch.float64), None, self._choices)
+        return value
 
     def _value(self, name: str, tensor: torch.Tensor) -> Any:
         """Return the value of a tensor with one element as a number of the device."""
@@ -125,6 +136,8 @@ class StepFunctions(TorchFunctionMode):
             dtype = like.dtype
         in_place = name.endswith("_") and not name.endswith("__")
         bare = name.removesuffix("_") if in_place else name
+        if len(args) == _OLD_ORDER.get(bare) and not isinstance(args[1], torch.Tensor):
+            kwargs["alpha" if bare in ("add", "sub") else "value"] = args.pop(1)
         if bare in _FUSED:
             # One rounding for product and sum needs the value: part of the program.
             kwargs = {key: _value_if_known(one) for key, one in kwargs.items()}
@@ -144,6 +157,11 @@ class StepFunctions(TorchFunctionMode):
             ) from error
 
 
+# Arguments that PyTorch's functions take as numbers of Python's only.
+_SCALARS = frozenset({"alpha", "beta", "value"})
+_LIMITS = frozenset({"clamp", "clip"})
+# Arguments of the deprecated form that begins with the factor: ``p.add_(-lr, p.grad)`` (count).
+_OLD_ORDER = {"add": 3, "sub": 3, "addcmul": 4, "addcdiv": 4}
 _VALUES = frozenset({"item", "tolist", "__bool__", "__float__", "__int__", "__index__"})
 
 
@@ -238,6 +256,10 @@ def _addmm(x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return torch.add(_scaled(x, beta), _scaled(torch.matmul(a, b), alpha))
 
 
+def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> Any:
+    return torch.index_add(x, dim, index, _scaled(source, alpha))
+
+
 def _fill(x: Any, value: Any) -> Any:
     return torch.zeros_like(x) + value
 
@@ -258,6 +280,7 @@ _SCALED: dict[str, Callable[..., Any]] = {
     "clamp_max": lambda x, high: _clamp(x, None, high),
     **dict.fromkeys(("addmm", "addmv", "addr", "baddbmm", "addbmm"), _addmm),
     "fill": _fill,
+    "index_add": _index_add,
 }
 _SCALED["addr"] = lambda x, a, b, *, beta=1, alpha=1: torch.add(
     _scaled(x, beta), _scaled(torch.outer(a, b), alpha)

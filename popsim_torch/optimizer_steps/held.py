@@ -36,9 +36,11 @@ def is_simple(value: object) -> bool:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Return whether two values are the same object, or equal and simple."""
+    """Return whether two values are the same object, or equal and simple, or empty containers."""
     if a is b:
         return True
+    if isinstance(a, (list, dict, tuple)) and type(a) is type(b):
+        return not a and not b
     return type(a) is type(b) and is_simple(a) and bool(a == b or (a != a and b != b))
 
 

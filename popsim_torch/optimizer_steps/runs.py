@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +10,15 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.optim.nested import Path, is_number, is_truth, leaves, number_kind, path_name, put
+from popsim_torch.optim.nested import (
+    Path,
+    is_number,
+    is_truth,
+    leaves_and_empty,
+    number_kind,
+    path_name,
+    put,
+)
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.functions import StepFunctions
@@ -168,6 +177,9 @@ class StepRuns:
                     found.add(key)
                 elif before:
                     refuse_change(self._source.kind, f"'{path_name(key[2])}' in a state")
+            for _, _, path in sorted(before.keys() - outcome.constants.keys(), key=repr):
+                if not any(key[2][: len(path)] == path for key in outcome.cells):
+                    refuse_change(self._source.kind, f"'{path_name(path)}' in a state")
         if found:
             raise ChangingTruths(found)
 
@@ -254,6 +266,8 @@ class StepRuns:
             kind = self.kinds.get(key)
             entries[key] = of_state(tensor, kind) if kind else tensor.clone()
         for (slot, owner, path), value in entries.items():
+            if isinstance(value, (dict, list, tuple)):  # (an empty one)
+                value = copy.copy(value)
             if owner == "other":
                 state, rest = kept[path[0]], path[1:]
             else:
@@ -276,7 +290,9 @@ class StepRuns:
                 slot, name, prefix = slots[id(owner)], "", ()
             else:
                 slot, name, prefix = 0, "other", (owner,)
-            for path, leaf in leaves(state):
+            for path, leaf in leaves_and_empty(state):
+                if not path:  # nothing is kept
+                    continue
                 outcome_key = slot, name, (*prefix, *path)
                 whole = path in state.whole
                 self._note(outcome, outcome_key, leaf, state.initial.get(path), whole=whole)

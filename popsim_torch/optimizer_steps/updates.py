@@ -15,7 +15,7 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.lowering.formula import is_elementwise
-from popsim_torch.optim.nested import Path, leaves, path_name
+from popsim_torch.optim.nested import Path, leaves_and_empty, path_name
 from popsim_torch.optim.plan import ParameterUpdate, Scalar, State
 from popsim_torch.optim.rules import (
     AccumulationMode,
@@ -150,7 +150,8 @@ class _Updates:
     def _host_state(self, position: int) -> Mapping[Path, Any]:
         """Return what the optimizer holds for a parameter on the host."""
         _, parameter = self._targets[position]
-        return dict(leaves(dict(self._source.states.get(id(parameter), {}))))
+        state = dict(self._source.states.get(id(parameter), {}))
+        return dict(leaves_and_empty(state)) if state else {}
 
     def _updates_of(self, positions: Sequence[int]) -> list[ParameterUpdate]:
         step = self._derived(positions)

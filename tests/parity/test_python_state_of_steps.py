@@ -204,6 +204,11 @@ def _mode(self, p, group, state):
     state["mode"] = "b" if state.get("mode") == "a" else "a"
 
 
+def _forgotten(self, p, group, state):
+    if state.pop("mode", None) is None:
+        state["mode"] = "a"
+
+
 REFUSED = {
     "a dict": (_plain, _count_in_dict, {"n": 0}, r"self.held\['n'\]"),
     "a new entry of a dict": (_plain, _count_new, {}, r"self.held\['n'\]"),
@@ -218,6 +223,7 @@ REFUSED = {
     "a tensor in a new attribute": (_plain, _mean, None, "self.mean"),
     "a number of NumPy's": (_numpy, None, None, "'n' in a state"),
     "an attribute of a parameter": (_of_parameter, None, None, "the attribute 'buffer'"),
+    "a text that leaves a state": (_forgotten, None, None, "'mode' in a state"),
     "a text in a state": (_mode, None, None, "'mode' in a state"),
 }
 
@@ -283,4 +289,40 @@ def _queued(self, p, group, state):
 def test_objects_with_tensors_in_a_state_are_refused(one, text):
     pair = Pair(lambda p: Keeping(p, one))
     with pytest.raises(poptorch.Error, match=f"{text}.*keep the tensors themselves in self.state"):
+        pair.model(pair.x[0], pair.y[0])
+
+
+def _rotated(self, p, group, state):  # as SOAP does
+    if "matrices" not in state:
+        state["matrices"] = [torch.eye(p.shape[0])] if p.ndim > 1 else []
+        state["others"] = {"none": {}, "two": (1, ())}
+        return
+    update = p.grad
+    for matrix in state["matrices"]:
+        update = matrix @ update
+    p.sub_(update, alpha=0.1)
+
+
+def test_empty_containers_stay_in_states():
+    pair = Pair(lambda p: Keeping(p, _rotated))
+    pair.step(0, 3)
+    pair.check()
+    own, other = pair.optimizer.state_dict()["state"], pair.reference.state_dict()["state"]
+    for index, state in other.items():
+        assert own[index]["others"] == state["others"]
+        torch.testing.assert_close(own[index]["matrices"], state["matrices"])
+    assert own[1]["matrices"] is not own[3]["matrices"]
+
+
+def _growing(self, p, group, state):
+    if "gradients" not in state:
+        state["gradients"] = []
+    else:
+        state["gradients"].append(p.grad.clone())
+    p.sub_(p.grad, alpha=0.1)
+
+
+def test_an_empty_list_that_a_later_step_fills_is_refused():
+    pair = Pair(lambda p: Keeping(p, _growing))
+    with pytest.raises(poptorch.Error, match=r"adds or removes states .*'gradients\.0'"):
         pair.model(pair.x[0], pair.y[0])
