@@ -17,6 +17,7 @@ from popsim_torch.executor.optimizer_states import OptimizerStates
 from popsim_torch.executor.updates import lacks_running_mean, make_plan
 from popsim_torch.executor.value_watch import ValueWatch
 from popsim_torch.optim.captures import GradientCapture, unwrapped
+from popsim_torch.optim.momentum import check_momentum
 from popsim_torch.optim.planning import OptimizerSettings, read_optimizer
 
 __all__ = ["OptimizerUse"]
@@ -160,6 +161,8 @@ class OptimizerUse:
             let_go(settings)
             self.optimizer, self.settings = optimizer, settings
             return
+        if compiled is not None:
+            check_momentum(compiled, settings)
         if isinstance(optimizer, optim.Optimizer):
             optimizer._hand_over()
         if optimizer is not previous and isinstance(previous, optim.Optimizer):

@@ -423,8 +423,9 @@ class OptimizerPlan:
             if name not in new.modes:
                 raise Error(
                     f"{name} do not match: the model was compiled with {mode}, but the step of the "
-                    "new optimizer has to be traced, because of maximize, amsgrad, hooks or a step "
-                    "of its own. Compile a new model for it."
+                    "new optimizer has to be traced, because of maximize, amsgrad, hooks, groups "
+                    "that differ in a switch (such as decoupled_weight_decay) or a step of its "
+                    "own. Compile a new model for it."
                 )
             if new.modes[name] != mode:
                 raise Error(

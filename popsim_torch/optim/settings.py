@@ -324,7 +324,8 @@ def structure_of(optimizer: torch.optim.Optimizer) -> list[object]:
         return [*structure, StepSource.of(optimizer).structure()]
     if not isinstance(optimizer, optim.Optimizer):
         structure.append(_has_momentum(optimizer))
-        structure += [(bool(g.get("nesterov")), bool(g.get("centered"))) for g in groups]
+        names = ("nesterov", "centered", "decoupled_weight_decay")
+        structure += [tuple(bool(group.get(name)) for name in names) for group in groups]
     return structure
 
 
@@ -358,10 +359,15 @@ def is_traced(optimizer: torch.optim.Optimizer) -> bool:
     if isinstance(optimizer, optim.Optimizer):
         return False
     groups = (optimizer.defaults, *optimizer.param_groups)
-    centered = {bool(group.get("centered")) for group in optimizer.param_groups}
-    return (
-        any(group.get("amsgrad") or group.get("maximize") for group in groups) or len(centered) > 1
-    )
+    return any(
+        group.get("amsgrad") or group.get("maximize") or group.get("base_momentum") == 0
+        for group in groups
+    ) or any(len(_switches(optimizer, name)) > 1 for name in ("centered", "decoupled_weight_decay"))
+
+
+def _switches(optimizer: torch.optim.Optimizer, name: str) -> set[bool]:
+    """Return the truth values that groups have for a name."""
+    return {bool(group.get(name)) for group in optimizer.param_groups}
 
 
 def _check_initialised(optimizer: torch.optim.Optimizer) -> None:
@@ -415,10 +421,13 @@ def _check_traceable(optimizer: torch.optim.Optimizer) -> None:
 
 def _type_name(optimizer: torch.optim.Optimizer) -> str:
     """Return the name of the optimizer type in messages."""
+    if isinstance(optimizer, torch.optim.Adam) and not isinstance(optimizer, optim.Optimizer):
+        # (is_traced has found that all groups agree)
+        return "ADAMW" if True in _switches(optimizer, "decoupled_weight_decay") else "ADAM"
     if isinstance(optimizer, torch.optim.AdamW):
         return "ADAMW"
     if isinstance(optimizer, torch.optim.Adam):
-        return "ADAMW" if optimizer.defaults.get("decoupled_weight_decay") else "ADAM"
+        return "ADAM"
     if isinstance(optimizer, torch.optim.SGD):
         return "SGD1" if getattr(optimizer, "use_combined_accum", False) else "SGD2"
     return "RMSPROP" if isinstance(optimizer, torch.optim.RMSprop) else "LAMB"
