@@ -42,8 +42,9 @@ class _State(dict[Any, Any]):
     def _with_numbers(self, value: Any) -> Any:
         """Return a value with numbers of the device; lists and dicts stay the same objects."""
         if isinstance(value, dict):
-            for key, item in value.items():
-                value[key] = self._with_numbers(item)
+            items = [(_plain_key(key), self._with_numbers(item)) for key, item in value.items()]
+            value.clear()
+            value.update(items)
         elif isinstance(value, list):
             value[:] = map(self._with_numbers, value)
         elif isinstance(value, tuple):
@@ -62,6 +63,11 @@ class _State(dict[Any, Any]):
         """Set several entries."""
         for key, value in dict(*others, **entries).items():
             self[key] = value
+
+
+def _plain_key(key: Any) -> Any:
+    """Return the key of a dict; a hyper-parameter there is its present value."""
+    return float(key) if isinstance(key, StepNumber) else key
 
 
 def _is_plain(value: object) -> bool:

@@ -29,17 +29,31 @@ from popsim_torch.optimizer_steps.compare import (
     simplify,
     subgraph,
 )
+from popsim_torch.optimizer_steps.mistakes import line_of
 from popsim_torch.optimizer_steps.python_functions import python_numbers
 from popsim_torch.optimizer_steps.runs import ChangingTruths, Given, Outcome, StepRuns
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
-from popsim_torch.private_torch.fake import without_tracebacks
+from popsim_torch.private_torch.fake import DataDependentOutputException, without_tracebacks
 from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.trace.graph.functionalise import functionalise_graph
 from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
 from popsim_torch.trace.graph.traced_tensors import TraceMode
 
 __all__ = ["derive"]
+
+
+# What Python raises if the objects of a trace do not behave as numbers and tensors with values.
+_MISTAKES = (
+    AssertionError,
+    AttributeError,
+    DataDependentOutputException,
+    IndexError,
+    KeyError,
+    NotImplementedError,
+    StopIteration,
+    TypeError,
+)
 
 
 class _Deriver:
@@ -116,10 +130,21 @@ class _Deriver:
     def _derived(self, host_states: Callable[[int], Mapping[Path, Any]]) -> TracedStep:
         try:
             first, cells = self._traced_first_step()
-        except (KeyError, AttributeError, IndexError, TypeError, AssertionError) as error:
+        except _MISTAKES as error:
             first, cells = None, self._cells_of_host(host_states)
             if not cells:
                 raise _failed(self._source, error) from error
+        try:
+            return self._joined(first, cells)
+        except _MISTAKES as error:
+            raise _failed(self._source, error) from error
+
+    def _joined(
+        self,
+        first: tuple[torch.fx.GraphModule, dict[Any, int]] | None,
+        cells: list[Cell],
+    ) -> TracedStep:
+        """Trace later steps, and return one step that does what the first one and these do."""
         later = self._later_step(cells)
         if first is None or is_continued(
             first[0],
@@ -151,7 +176,7 @@ class _Deriver:
         try:
             self._expect_numbers()
             return self._first_step(before)
-        except (KeyError, AttributeError, IndexError, TypeError, Error):
+        except (*_MISTAKES, Error):
             self._runs.knows_first = True
             self._forget_numbers(before)
             return self._first_step(before)
@@ -450,7 +475,8 @@ def _other_states(keys: Iterable[CellKey]) -> Error:
 
 def _failed(source: StepSource, error: Exception) -> Error:
     return Error(
-        f"The step of {source.kind.__name__} cannot be traced: {type(error).__name__}: {error}"
+        f"The step of {source.kind.__name__} cannot be traced{line_of(error)}: "
+        f"{type(error).__name__}: {error}"
     )
 
 

@@ -9,8 +9,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from popsim_torch.errors import Error
+from popsim_torch.optimizer_steps.indices import is_position, row, set_row
 from popsim_torch.optimizer_steps.mistakes import LeafChanges, called, check_call
 from popsim_torch.optimizer_steps.numbers import Choices, StepNumber, StepTruth
+from popsim_torch.optimizer_steps.plain_numbers import called_with_tensors, value_if_known
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = ["StepFunctions"]
 
@@ -64,6 +67,9 @@ class StepFunctions(TorchFunctionMode):
             return self._value(name, args[0])
         if name == "__setitem__" and _is_masked_fill(*args):
             return _fill_at_mask(*args)
+        if name in ("__getitem__", "__setitem__") and is_position(args[1]):
+            self.reads_shapes = True
+            return (row if name == "__getitem__" else set_row)(*args)
         if name in _MAKERS and _holds_values(name, args, kwargs):
             return _MAKERS[name](list(args), dict(kwargs))
         if not _holds_numbers([*args, *kwargs.values()]):
@@ -140,20 +146,30 @@ class StepFunctions(TorchFunctionMode):
             kwargs["alpha" if bare in ("add", "sub") else "value"] = args.pop(1)
         if bare in _FUSED:
             # One rounding for product and sum needs the value: part of the program.
-            kwargs = {key: _value_if_known(one) for key, one in kwargs.items()}
+            kwargs = {key: value_if_known(one) for key, one in kwargs.items()}
             if not _holds_numbers([*args, *kwargs.values()]):
                 return func(*args, **kwargs)
+        out = kwargs.pop("out", None)
+        if out is not None:
+            return _put_out(out, self.__torch_function__(func, (), args, kwargs), name)
+        given = args, kwargs
         args = [_as_tensor(one, dtype) for one in args]
         kwargs = {key: _as_tensor(one, dtype) for key, one in kwargs.items()}
         if bare in _SCALED:
             result = _SCALED[bare](*args, **kwargs)
             return args[0].copy_(result) if in_place else result
         try:
-            return func(*args, **kwargs)
+            return called_with_tensors(func, args, kwargs)
         except (TypeError, RuntimeError, NotImplementedError) as error:
+            # Functions that take numbers of Python's only: hyper-parameters have one now.
+            args = [value_if_known(one) for one in given[0]]
+            kwargs = {key: value_if_known(one) for key, one in given[1].items()}
+            if not _holds_numbers([*args, *kwargs.values()]):
+                return called(func, args, kwargs)
             raise Error(
-                f"The optimizer's step calls torch's '{name}' with a number that changes from step "
-                f"to step, which the device cannot compute: {str(error).splitlines()[0]}"
+                f"The step of {self._choices.optimizer} calls torch's '{name}'{user_line(' at ')} "
+                "with a number that changes from step to step, which the device cannot compute: "
+                f"{str(error).splitlines()[0]}"
             ) from error
 
 
@@ -201,8 +217,14 @@ def _fill_at_mask(tensor: torch.Tensor, mask: torch.Tensor, value: Any) -> None:
 _FUSED = frozenset({"addmm", "addmv", "addr", "addbmm", "baddbmm"})
 
 
-def _value_if_known(value: Any) -> Any:
-    return float(value) if isinstance(value, StepNumber) and value.known is not None else value
+def _put_out(out: Any, result: Any, name: str) -> Any:
+    """Write a result to the tensor that a call gives for it."""
+    if not isinstance(out, torch.Tensor) or out.shape != result.shape:
+        raise Error(
+            f"The step of the optimizer calls torch's '{name}' with out=, and what is there has "
+            f"not the shape {list(result.shape)} of the result{user_line(' at ')}. Leave out= away."
+        )
+    return out.copy_(result)
 
 
 def _as_tensor(value: Any, dtype: torch.dtype) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import operator
 import random
 import sys
 import types
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -66,6 +68,8 @@ def _entries(value: Any) -> dict[Any, Any] | None:
         return dict.fromkeys(value)
     if isinstance(value, random.Random):
         return {"state": str(value.getstate())}
+    if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        return {"next value": f"{value!r} {operator.length_hint(value, -1)}"}
     return dict(vars(value)) if _is_own(value) else None
 
 
@@ -83,7 +87,7 @@ def _restore(value: Any, entries: Mapping[Any, Any], state: Any) -> None:
         value.update(entries)
     elif isinstance(value, random.Random):
         value.setstate(state)
-    elif not isinstance(value, (tuple, frozenset)):
+    elif not isinstance(value, (tuple, frozenset, Iterator)):
         vars(value).clear()
         vars(value).update(entries)
 
@@ -115,7 +119,7 @@ class _Part:
 
     def entry_name(self, key: Any) -> str:
         """Return the name of an entry."""
-        if isinstance(self.value, (set, frozenset, random.Random)):
+        if isinstance(self.value, (set, frozenset, random.Random, Iterator)):
             return self.name
         if isinstance(self.value, (dict, list, tuple, deque)):
             return f"{self.name}[{key!r}]"

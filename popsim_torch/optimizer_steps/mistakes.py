@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -11,12 +13,13 @@ import torch
 from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map_only
-from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.origin import is_user_code, user_line
 from popsim_torch.trace.graph.traced_tensors import host_computation
 from popsim_torch.trace.in_place import is_in_place
 
-__all__ = ["LeafChanges", "called", "check_call"]
+__all__ = ["LeafChanges", "called", "check_call", "line_of"]
 
+_OF_PYTHON = str(Path(contextlib.__file__).parent)
 # Methods that give the memory of a tensor to other libraries.
 _LEAVES_TORCH = frozenset({"numpy", "__array__", "data_ptr", "__dlpack__"})
 
@@ -58,6 +61,17 @@ class LeafChanges:
                 name,
                 user_line(" at "),
             )
+
+
+def line_of(error: BaseException) -> str:
+    """Return `` at file:line`` of the user's code that an exception comes from."""
+    found, entry = "", error.__traceback__
+    while entry is not None:
+        path = entry.tb_frame.f_code.co_filename
+        if is_user_code(entry.tb_frame) and not path.startswith(_OF_PYTHON):
+            found = f" at {path}:{entry.tb_lineno}"
+        entry = entry.tb_next
+    return found
 
 
 def check_call(name: str) -> None:

@@ -53,6 +53,7 @@ class Choices:
     Args:
         answers: The answers to the first conditions on states; later ones are true.
         values: The present values of the hyper-parameters.
+        optimizer: The name of the optimizer's class.
 
     Attributes:
         conditions: The tensors of the conditions on states so far.
@@ -61,11 +62,14 @@ class Choices:
         noted: The conditions on hyper-parameters so far, with their answers.
     """
 
-    def __init__(self, answers: list[bool], values: Mapping[Any, float]) -> None:
+    def __init__(
+        self, answers: list[bool], values: Mapping[Any, float], optimizer: str = "the optimizer"
+    ) -> None:
         self._given = answers
         # (with the condition, so that no other object takes the id of one of its operands)
         self._asked: dict[Any, tuple[Any, bool]] = {}
         self.values = values
+        self.optimizer = optimizer
         self.conditions: list[torch.Tensor] = []
         self.answers: list[bool] = []
         self.lines: list[str] = []
@@ -310,9 +314,9 @@ class StepNumber(torch.SymFloat):
         """Return the present value, if hyper-parameters determine it."""
         if self.known is None:
             raise Error(
-                f"The optimizer's step needs the value of a number in {function}, but the number "
-                "depends on the optimizer's state, which only a run knows. Compute with tensors or "
-                "with the functions of Python's math."
+                f"The step of {self.choices.optimizer} needs the value of a number in {function}"
+                f"{user_line(' at ')}, but the number depends on the optimizer's state, which only "
+                "a run knows. Compute with tensors or with the functions of Python's math."
             )
         return self.choices.of_values(self.known)
 
@@ -334,7 +338,8 @@ class StepNumber(torch.SymFloat):
         return bool(self == self // 1)
 
     def __hash__(self) -> int:
-        return id(self)
+        # The key of a dict has a value: that of a hyper-parameter, now.
+        return id(self) if self.known is None else hash(self.choices.of_values(self.known))
 
     def __repr__(self) -> str:
         return "a number that changes from step to step"

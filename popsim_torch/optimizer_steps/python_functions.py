@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+
 from popsim_torch.optimizer_steps.numbers import FUNCTIONS, StepNumber
+from popsim_torch.private_torch.modes import DisableTorchFunction
 
 __all__ = ["namespaces_of", "python_numbers"]
 
@@ -39,8 +43,12 @@ def _choosing(name: str) -> Callable[..., Any]:
 
     def function(*args: Any, **options: Any) -> Any:
         values = list(args[0]) if len(args) == 1 else list(args)
-        if options or not any(isinstance(one, StepNumber) for one in values):
+        numbers = any(isinstance(one, StepNumber) for one in values)
+        tensors = any(isinstance(one, torch.Tensor) for one in values)
+        if options or not (numbers or tensors) or not all(map(_is_number, values)):
             return original(*args, **options)
+        if tensors:
+            return functools.reduce(functools.partial(_better, name), values)
         best = values[0]
         for value in values[1:]:
             number = best if isinstance(best, StepNumber) else value
@@ -51,6 +59,33 @@ def _choosing(name: str) -> Callable[..., Any]:
         return best
 
     return function
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, or a tensor of one element."""
+    with DisableTorchFunction():
+        if isinstance(value, torch.Tensor):
+            return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, (int, float, StepNumber))
+
+
+def _better(name: str, best: Any, value: Any) -> Any:
+    """Return one of two values as Python's ``max`` or ``min`` does; one may be a tensor."""
+    tensors = [one for one in (best, value) if isinstance(one, torch.Tensor)]
+    if not tensors:
+        return _choosing(name)(best, value)
+    with DisableTorchFunction():
+        shape, dtype = tensors[0].shape, torch.result_type(tensors[0], tensors[-1])
+        if len(tensors) == 1 and not dtype.is_floating_point:
+            dtype = torch.float32
+    first, second = (
+        one.to(dtype).reshape(shape)
+        if isinstance(one, torch.Tensor)
+        else torch.full(shape, one, dtype=dtype)
+        for one in (best, value)
+    )
+    better = second > first if name == "max" else second < first
+    return torch.where(better, second, first)
 
 
 def namespaces_of(kind: type[Any]) -> list[dict[str, Any]]:

@@ -146,7 +146,7 @@ class StepRuns:
                     f"{MOST_PATHS} different paths. Use torch.where in place of 'if' at "
                     f"{', '.join(lines)}."
                 )
-            choices = Choices(answers, self.values)
+            choices = Choices(answers, self.values, self._source.kind.__name__)
             try:
                 found.append((choices, self._run(choices, given)))
             except ZeroDivisionError as error:  # other answers need not lead here

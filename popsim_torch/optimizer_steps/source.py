@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.held import is_same
 from popsim_torch.optimizer_steps.noting import NotingDict
 from popsim_torch.optimizer_steps.numbers import StepNumber, StepTruth
+from popsim_torch.trace.graph.origin import user_line
 
 __all__ = [
     "Slot",
@@ -68,7 +70,8 @@ def rebuilt(
         states: The states.
     """
     optimizer: Any = object.__new__(source.kind)
-    vars(optimizer).update({name: _apart(value) for name, value in source.attributes.items()})
+    kind = source.kind.__name__
+    vars(optimizer).update({name: _apart(one, kind) for name, one in source.attributes.items()})
     for path, value in attributes.items():
         vars(optimizer)[path[0]] = value
     optimizer.state = states
@@ -142,12 +145,36 @@ def _plain_type(value: object) -> type[Any]:
     return dict if isinstance(value, NotingDict) else type(value)
 
 
-def _apart(value: Any) -> Any:
+class _Spent:
+    """Stands for an iterator that is an attribute: only Python can advance it.
+
+    Args:
+        name: What to call it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __iter__(self) -> _Spent:
+        return self
+
+    def __next__(self) -> Any:
+        raise Error(
+            f"The step of {self._name} takes the next value of an iterator{user_line(' at ')}. A "
+            "step runs on the device, which cannot do that. Compute the value from a number that "
+            "is an attribute or in a group (self.count += 1), or set it in the group before "
+            "setOptimizer, as schedulers do."
+        )
+
+
+def _apart(value: Any, name: str) -> Any:
     """Return a copy of a container, with the same content: a traced step must not fill it."""
     if type(value) is list:
-        return list(map(_apart, value))
+        return [_apart(item, name) for item in value]
+    if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
+        return _Spent(name)
     if type(value) is dict:
-        return NotingDict({key: _apart(item) for key, item in value.items()})
+        return NotingDict({key: _apart(item, name) for key, item in value.items()})
     return copy.copy(value) if isinstance(value, (set, deque, OrderedDict, defaultdict)) else value
 
 

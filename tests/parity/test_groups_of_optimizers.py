@@ -1,7 +1,6 @@
 """Groups of PyTorch's optimizers whose update rules differ, or change."""
 
 import pytest
-import torch
 from torch import optim
 
 import popsim_torch as poptorch

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import popsim_torch as poptorch
 from tests.parity.test_python_state_of_steps import Keeping
 from tests.parity.test_traced_optimizers import Pair
 
@@ -67,3 +68,141 @@ def test_factors_may_come_first_as_in_old_code():
     pair = Pair(lambda p: Keeping(p, _factors_first))
     pair.step(0, 4)
     pair.check()
+
+
+class Largest(Keeping):
+    """Limits gradients with Python's functions."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, Largest.one)
+
+    def one(self, p, group, state):
+        norm = p.grad.norm()
+        p.sub_(p.grad * (group["lr"] / max(norm, group["lr"])), alpha=0.1)
+        p.sub_(p.grad * min(2 * group["lr"], norm / 3), alpha=0.1)
+        p.sub_(p.grad * max([norm, norm / 2, state.get("norm", 0.2), 1]), alpha=0.1)
+        state["norm"] = norm
+
+
+def test_pythons_max_and_min_of_tensors_and_numbers():
+    pair = Pair(Largest)
+    pair.step(0, 5)
+    pair.check()
+
+
+def _last_three(self, p, group, state):
+    if not state:
+        state["last"], state["step"] = torch.zeros((3, *p.shape)), 0
+    state["last"][state["step"] % 3] = p.grad
+    state["step"] += 1
+    p.sub_(state["last"].mean(0) + state["last"][(state["step"] - 2) % 3], alpha=0.1)
+
+
+def _parts(self, p, group, state):
+    if not state:
+        state["last"], state["step"] = torch.zeros((3, *p.shape)), torch.tensor(0)
+    state["last"][-1 - state["step"] % 3, 0] = p.grad[0]
+    state["last"][state["step"] % 3, 1] = 0.5
+    state["step"] += 1
+    p[0] -= 0.1 * state["last"].sum(0)[0]
+    p[1] -= 0.1 * state["last"][state["step"] % 3, 1]
+
+
+def _written(self, p, group, state):
+    if not state:
+        state["v"] = torch.zeros_like(p)
+    torch.lerp(state["v"], p.grad, weight=1 - group["lr"], out=state["v"])
+    torch.mul(p.grad, group["lr"], out=p.grad)
+    p.sub_(state["v"] + p.grad)
+
+
+def _keyed(self, p, group, state):  # as AggMo does
+    if not state:
+        state["buffers"] = {group["lr"]: torch.zeros_like(p), 0.1: torch.zeros_like(p)}
+    for key in (group["lr"], 0.1):
+        state["buffers"][key].mul_(key).add_(p.grad)
+        p.sub_(state["buffers"][key], alpha=0.1)
+
+
+PYTHON = {
+    "a row": _last_three,
+    "parts of rows": _parts,
+    "out": _written,
+    "a key": _keyed,
+}
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_what_python_does_with_numbers(name):
+    pair = Pair(lambda p: Keeping(p, PYTHON[name]))
+    pair.step(0, 5)
+    pair.check()
+
+
+def _similar(self, p, group, state):  # as AdamP does
+    flat = p.grad.reshape(1, -1), p.reshape(1, -1)
+    similarity = torch.nn.functional.cosine_similarity(*flat, dim=1, eps=group["lr"]).abs().max()
+    p.sub_(p.grad * (1 - similarity))
+
+
+def test_a_hyper_parameter_that_a_function_takes_as_a_plain_number_is_part_of_the_program():
+    pair = Pair(lambda p: Keeping(p, _similar))
+    for step, value in enumerate((0.5, 0.5, 1.5)):
+        for one in (pair.optimizer, pair.reference):
+            one.param_groups[0]["lr"] = value
+        pair.model.setOptimizer(pair.optimizer)
+        pair.step(step, step + 1)
+    pair.check()
+
+
+def _counting(self, p, group, state):
+    state["step"] = state.get("step", 0) + 1
+    p.sub_(p.grad * torch.nn.functional.cosine_similarity(p, p, 0, eps=state["step"]))
+
+
+def _later_key(self, p, group, state):
+    if state:
+        self.rates["b"]
+    state["m"] = torch.zeros_like(p)
+
+
+def _later_type(self, p, group, state):
+    if "m" in state:
+        p.sub_(p.grad * (state["m"] + len(3)))
+    state["m"] = p.grad.norm()
+
+
+def _plain(self, p, group, state):
+    p.sub_(p.grad, alpha=self.rate)
+
+
+def _next(self):
+    self.rate = next(self.rates)
+
+
+MISTAKES = {
+    "a number of the state": (_counting, None, None, "cosine_similarity' at .*scalars.*: it takes"),
+    "a key": (
+        _later_key,
+        None,
+        {"a": 1},
+        r"traced at .*test_scalars_in_steps.py:\d+: KeyError: 'b'",
+    ),
+    "a type": (_later_type, None, None, r"cannot be traced at .*steps.py:\d+: TypeError"),
+    "an iterator": (
+        _plain,
+        _next,
+        iter([0.1] * 99),
+        r"next value of an iterator at .*steps.py:\d+",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_errors_of_later_steps_name_optimizer_and_line(name):
+    one, begin, rates, text = MISTAKES[name]
+    pair = Pair(lambda p: Keeping(p, one, begin, rates=rates))
+    with pytest.raises(poptorch.Error, match=f"The step of Keeping.*{text}"):
+        pair.model(pair.x[0], pair.y[0])
+    if name == "an iterator":
+        assert len(list(rates)) == 99
