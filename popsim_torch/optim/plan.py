@@ -420,6 +420,8 @@ class OptimizerPlan:
             RMSprop are not compared; the compiled structure stays.
         """
         for name, mode in self.modes.items():
+            if name == _UPDATE_RULES and new.modes.get(name) != mode:
+                raise Error(_rule_difference(traced=name in new.modes))
             if name not in new.modes:
                 raise Error(
                     f"{name} do not match: the model was compiled with {mode}, but the step of the "
@@ -467,6 +469,28 @@ class OptimizerPlan:
             if replacement is not None and replacement.scale != state.scale:
                 ratios[name] = replacement.scale / state.scale
         return ratios
+
+
+_UPDATE_RULES = "Update rules"
+
+
+def _rule_difference(*, traced: bool) -> str:
+    """Return the error message for a program of a traced step.
+
+    Args:
+        traced: Whether the step of the new optimizer is traced, too.
+    """
+    other = (
+        "that of the new optimizer computes something else: its class, a switch of a group, or a "
+        "number that its code asks for differs"
+        if traced
+        else "the new optimizer has none of these, and is updated by an op of the device"
+    )
+    return (
+        f"{_UPDATE_RULES} do not match: the model was compiled with the traced step of its "
+        "optimizer, because of maximize, amsgrad, hooks, groups that differ in a switch or a step "
+        f"of its own; {other}. Compile a new model for it."
+    )
 
 
 def _group_difference(old: tuple[tuple[str, ...], ...], new: tuple[tuple[str, ...], ...]) -> str:

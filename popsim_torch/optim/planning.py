@@ -11,7 +11,7 @@ becomes ir, and ``rules`` has the formulas.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -291,18 +291,30 @@ def _check_range(settings: OptimizerSettings) -> None:
         raise Error("Loss scaling cannot be 0.")
     if settings.rule.traced:
         return  # the optimizer itself checks what it needs
-    _check_values(settings.defaults, "the defaults")
+    least = ("velocity_scaling", "eps") if settings.trains_all else ("velocity_scaling",)
+    _check_values(settings.defaults, "the defaults", least)
     for index, group in enumerate(settings.groups):
-        _check_values(group.values, f"group {index}")
+        _check_values(group.values, f"group {index}", least)
 
 
-def _check_values(values: Mapping[str, HyperParameter], where: str) -> None:
+def _check_values(
+    values: Mapping[str, HyperParameter], where: str, positive: Collection[str]
+) -> None:
+    """Raise ``Error`` for values that allow no update.
+
+    Args:
+        values: The values.
+        where: Where they are.
+        positive: Those that must not be 0. (PyTorch's optimizers, but not PopTorch's, allow an eps
+            of 0.)
+    """
+
     def refuse(name: str, rule: str) -> Error:
         return Error(f"Optimizer value '{name}' in {where} is {values[name].value}; {rule}.")
 
     for name, hyper in values.items():
         # The condition also refuses NaN.
-        if name in ("eps", "velocity_scaling"):
+        if name in positive:
             if not hyper.value > 0:
                 raise refuse(name, "it must be greater than 0")
         elif not hyper.value >= 0:

@@ -81,3 +81,33 @@ def test_a_cyclic_momentum_that_begins_at_zero():
         pair.model.setOptimizer(pair.optimizer)
     pair.step(9, 10)
     pair.check()
+
+
+@pytest.mark.parametrize("kind", [optim.Adam, optim.AdamW, optim.RMSprop])
+def test_an_eps_of_zero(kind):
+    pair = Pair(lambda p: kind(p, lr=0.01, eps=0.0))
+    pair.step(0, 4)
+    pair.check()
+
+
+def test_an_eps_of_zero_of_poptorch_is_refused():
+    pair = Pair(lambda p: poptorch.optim.Adam(p, lr=0.01, eps=0.0))
+    with pytest.raises(poptorch.Error, match=r"'eps' .* must be greater than 0"):
+        pair.model(pair.x[0], pair.y[0])
+
+
+def test_an_update_op_in_place_of_a_traced_step_is_refused_with_the_reason():
+    pair = Pair(lambda p: optim.Adam(p, lr=0.01, amsgrad=True))
+    pair.step(0, 1)
+    with pytest.raises(poptorch.Error) as caught:
+        pair.model.setOptimizer(optim.Adam(pair.net.parameters(), lr=0.01))
+    text = str(caught.value)
+    assert "compiled with the traced step of its optimizer, because of maximize, amsgrad" in text
+    assert "updated by an op of the device. Compile a new model for it." in text
+
+
+def test_a_traced_step_in_place_of_another_one_is_refused_with_the_reason():
+    pair = Pair(lambda p: optim.Adagrad(p, lr=0.01))
+    pair.step(0, 1)
+    with pytest.raises(poptorch.Error, match="Optimizer types do not match"):
+        pair.model.setOptimizer(optim.Adamax(pair.net.parameters(), lr=0.01))
