@@ -14,10 +14,18 @@ from typing import Any
 import torch
 
 from popsim_torch.errors import Error
-from popsim_torch.optim.nested import Path, path_name
+from popsim_torch.optim.nested import Path, number_kind, path_name
 from popsim_torch.optimizer_steps.noting import NotingDict
 
-__all__ = ["Held", "HeldByCode", "is_same", "is_simple", "refuse_change", "refuse_objects"]
+__all__ = [
+    "Held",
+    "HeldByCode",
+    "is_same",
+    "is_same_content",
+    "is_simple",
+    "refuse_change",
+    "refuse_objects",
+]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 _LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy", "popsim_torch", "__builtin__"})
@@ -44,6 +52,17 @@ def is_same(a: Any, b: Any) -> bool:
     if isinstance(a, (list, dict, tuple)) and type(a) is type(b):
         return not a and not b
     return type(a) is type(b) and is_simple(a) and bool(a == b or (a != a and b != b))
+
+
+def is_same_content(old: Any, new: Any) -> bool:
+    """Return whether a container that takes the place of another one holds the same.
+
+    What a step has not read in a dict leaves nothing to it.
+    """
+    if isinstance(old, NotingDict) and not old.read:
+        return True
+    before, now = _entries(old) or {}, _entries(new) or {}
+    return before.keys() == now.keys() and all(is_same(one, now[k]) for k, one in before.items())
 
 
 def _is_numpy_number(value: object) -> bool:
@@ -102,8 +121,9 @@ class _Part:
     def change(self) -> str:
         """Return the name of something that has changed; nothing if nothing has.
 
-        Entries that are added to a dict are a memory of results, if they stay as they are; those
-        that a step sets before it reads them leave nothing to the next one.
+        Entries that are added to a dict are a memory of results, if they stay as they are (numbers
+        only where that is known); those that a step sets before it reads them leave nothing to the
+        next one.
         """
         now = _entries(self.value) or {}
         read = self.value.read if isinstance(self.value, NotingDict) else None
@@ -114,7 +134,15 @@ class _Part:
                 return self.entry_name(key)
         added = [key for key in now if key not in self.entries]
         if isinstance(self.value, dict):
-            added = [key for key in added if key in (read or ()) and not is_simple(now[key])]
+            added = [
+                key
+                for key in added
+                if (
+                    number_kind(now[key])
+                    if read is None
+                    else key in read and not is_simple(now[key])
+                )
+            ]
         return self.entry_name(added[0]) if added else ""
 
     def entry_name(self, key: Any) -> str:

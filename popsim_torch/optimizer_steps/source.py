@@ -15,7 +15,7 @@ from popsim_torch.errors import Error
 from popsim_torch.optim.nested import Path, is_number, is_truth, leaves, mapped, put
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.cells import States
-from popsim_torch.optimizer_steps.held import is_same
+from popsim_torch.optimizer_steps.held import is_same, is_same_content
 from popsim_torch.optimizer_steps.noting import NotingDict
 from popsim_torch.optimizer_steps.numbers import StepNumber, StepTruth
 from popsim_torch.trace.graph.origin import user_line
@@ -133,9 +133,12 @@ def changed_attribute(
         if name in numbers or (name not in before and name not in missed):
             continue
         kept = isinstance(value, torch.Tensor) and isinstance(old, torch.Tensor)
-        # (what a new container holds is checked with the others)
-        if kept or (isinstance(value, _CONTAINERS) and type(value) is _plain_type(old)):
+        if kept:
             continue
+        if value is not old and isinstance(value, _CONTAINERS) and type(value) is _plain_type(old):
+            if is_same_content(old, value):
+                continue
+            return f"self.{name}"
         if name not in before or not is_same(old, value):
             return f"self.{name}"
     return "".join(f"self.{name}" for name in sorted(before.keys() - now.keys())[:1])

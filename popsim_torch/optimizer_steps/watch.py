@@ -107,6 +107,12 @@ class StepWatch:
         for key, old in before.items():
             if key not in now or not (is_same(old, now[key]) or number_kind(now[key])):
                 return f"'{path_name(key[1])}' of group {key[0]}"
+        groups = zip(self._indices, optimizer.param_groups, strict=True)
+        read = {index: group.read for index, group in groups if isinstance(group, NotingDict)}
+        for (index, path), value in now.items():
+            new = (index, path) not in before and path[0] in read.get(index, ())
+            if new and not number_kind(value):
+                return f"'{path_name(path)}' of group {index}"
         return ""
 
     def _remember(self, before: Mapping[str, Any], optimizer: torch.optim.Optimizer) -> None:

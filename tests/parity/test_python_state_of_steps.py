@@ -10,6 +10,7 @@ import popsim_torch as poptorch
 from tests.parity.test_traced_optimizers import Pair, assert_states_equal
 
 _MODULE = {"calls": 0}
+_EMPTY: dict[str, int] = {}
 number_of_calls = 0
 
 
@@ -200,6 +201,28 @@ def _of_parameter(self, p, group, state):
     p.sub_(p.buffer.mul_(0.9).add_(p.grad), alpha=0.1)
 
 
+def _new_global(self):
+    _EMPTY["calls"] = _EMPTY.get("calls", 0) + 1
+
+
+def _new_in_default_dict(self):
+    self.held["n"] += 1
+
+
+def _other_list(self):
+    self.held = [self.held[0] + 1]
+
+
+def _other_dict(self):
+    self.held = {"n": self.held["n"] + 1}
+
+
+def _mean_of_group(self):
+    group = self.param_groups[0]
+    norm = group["params"][0].grad.norm()
+    group["mean"] = norm if "mean" not in group else 0.9 * group["mean"] + norm
+
+
 def _mode(self, p, group, state):
     state["mode"] = "b" if state.get("mode") == "a" else "a"
 
@@ -210,6 +233,16 @@ def _forgotten(self, p, group, state):
 
 
 REFUSED = {
+    "a new entry of a global dict": (_plain, _new_global, None, r"name _EMPTY\['calls'\]"),
+    "an entry of a defaultdict": (
+        _plain,
+        _new_in_default_dict,
+        collections.defaultdict(int),
+        r"self.held\['n'\]",
+    ),
+    "another list": (_plain, _other_list, [0], "self.held"),
+    "another dict": (_plain, _other_dict, {"n": 0}, "self.held"),
+    "a tensor in a group": (_plain, _mean_of_group, None, "'mean' of group 0"),
     "a dict": (_plain, _count_in_dict, {"n": 0}, r"self.held\['n'\]"),
     "a new entry of a dict": (_plain, _count_new, {}, r"self.held\['n'\]"),
     "a list": (_plain, _count_in_list, [0], r"self.held\[0\]"),
@@ -236,7 +269,7 @@ def test_what_the_device_does_not_keep_is_refused_and_put_back(name):
     with pytest.raises(poptorch.Error, match=f"step of Keeping changes .*{text}.*keeps numbers"):
         pair.model(pair.x[0], pair.y[0])
     assert (str(vars(held)) if isinstance(held, Schedule) else str(held)) == before
-    assert (Keeping.calls, number_of_calls, _MODULE) == (0, 0, {"calls": 0})
+    assert (Keeping.calls, number_of_calls, _MODULE, _EMPTY) == (0, 0, {"calls": 0}, {})
 
 
 def _scratch(self, p, group, state):
@@ -246,11 +279,13 @@ def _scratch(self, p, group, state):
         self.numbers["half"] = 0.5
     p.sub_(p.grad / (1 + self.lines[-1]), alpha=self.numbers["rate"] * self.numbers["half"])
     self.lines.clear()
+    self.others = {"rate": group["lr"]}
+    p.sub_(p.grad, alpha=0.1 * self.others["rate"])
     self.last = p.grad.norm()
 
 
 def test_containers_that_a_step_empties_or_fills_anew_are_allowed():
-    pair = Pair(lambda p: Keeping(p, _scratch, lines=[], numbers={}))
+    pair = Pair(lambda p: Keeping(p, _scratch, lines=[], numbers={}, others={}))
     pair.step(0, 4)
     pair.check()
     assert not pair.optimizer.lines
