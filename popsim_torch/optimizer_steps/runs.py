@@ -215,6 +215,8 @@ class StepRuns:
         weights = [tensor.clone() for tensor in given.weights]
         for weight, gradient in zip(weights, given.gradients, strict=True):
             weight.grad = gradient.clone()
+        for weight, slot in zip(weights, self._slots, strict=True):
+            vars(weight).update(slot.attributes)
         hyper: dict[Any, StepNumber | StepTruth] = {
             key: StepNumber(tensor, ("name", key), choices) for key, tensor in given.numbers.items()
         }

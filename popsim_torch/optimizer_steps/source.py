@@ -44,11 +44,13 @@ class Slot:
         group: The number of its group.
         shape: Its shape.
         dtype: Its dtype on the device.
+        attributes: The numbers, texts and truth values that the user has put on the parameter.
     """
 
     group: int
     shape: tuple[int, ...]
     dtype: torch.dtype
+    attributes: tuple[tuple[str, Any], ...] = ()
 
 
 def rebuilt(

@@ -26,6 +26,7 @@ from popsim_torch.optim.rules import (
 from popsim_torch.optim.settings import OptimizerSettings
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.derive import derive
+from popsim_torch.optimizer_steps.held import is_simple
 from popsim_torch.optimizer_steps.source import Slot, check_attributes
 from popsim_torch.optimizer_steps.traced_step import Cell, TracedStep
 
@@ -81,6 +82,7 @@ class _Updates:
                 group_of.get(id(parameter), len(settings.groups)),
                 tuple(parameter.shape),
                 target.dtype,
+                tuple((name, one) for name, one in vars(parameter).items() if is_simple(one)),
             )
             for target, parameter in targets
         ]
@@ -143,7 +145,8 @@ class _Updates:
 
     def _key(self, slots: Sequence[Slot], *, shaped: bool) -> _Key:
         described = [
-            (slot.group, slot.dtype, slot.shape if shaped else bool(slot.shape)) for slot in slots
+            (slot.group, slot.dtype, slot.shape if shaped else bool(slot.shape), slot.attributes)
+            for slot in slots
         ]
         return self._structure, tuple(described), shaped
 

@@ -40,6 +40,14 @@ def entries_of_groups(
     }
 
 
+def _change_of_parameter(before: Mapping[str, Any], weight: torch.Tensor) -> str:
+    """Return the name of an attribute that a step has put on a parameter, or has changed there."""
+    for name, value in vars(weight).items():
+        if name not in before or (is_simple(before[name]) and not is_same(before[name], value)):
+            return f"the attribute '{name}' of a parameter"
+    return ""
+
+
 class StepWatch:
     """Watches runs of the step of an optimizer.
 
@@ -81,17 +89,14 @@ class StepWatch:
         own |= {f"'{path_name(path)}' of a group": leaf for (_, path), leaf in groups.items()}
         own |= {f"'{path_name(key[2])}' in a state": v for key, v in constants.items()}
         held, by_code = Held(own), HeldByCode(kind, namespaces_of(kind))
-        of_weights = [set(vars(weight)) for weight in weights]
+        of_weights = [dict(vars(weight)) for weight in weights]
         with missing_lookups(kind) as missed:
             try:
                 yield
                 refuse_change(kind, by_code.change() or held.change())
                 refuse_change(kind, changed_attribute(before, optimizer, missed))
                 for weight, names in zip(weights, of_weights, strict=True):
-                    added = sorted(set(vars(weight)) - names)
-                    refuse_change(
-                        kind, f"the attribute '{added[0]}' of a parameter" if added else ""
-                    )
+                    refuse_change(kind, _change_of_parameter(names, weight))
                 refuse_change(kind, self._change_of_groups(groups, optimizer))
                 check_containers(self._source, optimizer)
                 self._remember(before, optimizer)

@@ -361,3 +361,35 @@ def test_an_empty_list_that_a_later_step_fills_is_refused():
     pair = Pair(lambda p: Keeping(p, _growing))
     with pytest.raises(poptorch.Error, match=r"adds or removes states .*'gradients\.0'"):
         pair.model(pair.x[0], pair.y[0])
+
+
+def _scaled(self, p, group, state):
+    _rate(self, p, group["lr"] * getattr(p, "scale", 1.0) * (0.5 if hasattr(p, "is_bias") else 1))
+
+
+def test_numbers_on_parameters_are_read():
+    def make(parameters):
+        parameters[0].scale = 0.1
+        parameters[2].scale = 0.3
+        parameters[3].is_bias = True
+        return Keeping(parameters, _scaled)
+
+    pair = Pair(make)
+    pair.step(0, 3)
+    pair.check()
+
+
+def _raised(self, p, group, state):
+    p.scale = getattr(p, "scale", 1.0) / 2
+    _rate(self, p, p.scale)
+
+
+def test_a_number_on_a_parameter_that_a_step_changes_is_refused():
+    def make(parameters):
+        for p in parameters:
+            p.scale = 1.0
+        return Keeping(parameters, _raised)
+
+    pair = Pair(make)
+    with pytest.raises(poptorch.Error, match="changes the attribute 'scale' of a parameter"):
+        pair.model(pair.x[0], pair.y[0])
