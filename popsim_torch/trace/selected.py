@@ -185,16 +185,16 @@ class _Place:
     def __init__(self, mask: torch.Tensor) -> None:
         self._node = find_node(mask)
         self._shape = mask.shape
-        self._version = None if mask.is_inference() else version_of(mask)
+        self._num_changes = None if mask.is_inference() else version_of(mask)
         self._layout = mask.stride(), mask.storage_offset()
 
     def is_that_of(self, other: _Place) -> bool:
         """Return whether another mask has the same values."""
-        if self._shape != other._shape or self._version != other._version:
+        if self._shape != other._shape or self._num_changes != other._num_changes:
             return False
         if self._node is other._node:
             return self._layout == other._layout
-        if self._node is None or other._node is None or self._version:
+        if self._node is None or other._node is None or self._num_changes:
             return False
         return have_same_value(self._node, other._node)
 
