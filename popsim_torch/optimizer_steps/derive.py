@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.optim.formula import InitialValue, UpdateFormula
-from popsim_torch.optim.nested import Path, is_number, number_kind, path_name
+from popsim_torch.optim.nested import Path, is_number, number_kind
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.compare import (
     depends_on,
@@ -29,9 +29,15 @@ from popsim_torch.optimizer_steps.compare import (
     simplify,
     subgraph,
 )
-from popsim_torch.optimizer_steps.mistakes import line_of
 from popsim_torch.optimizer_steps.python_functions import python_numbers
-from popsim_torch.optimizer_steps.runs import ChangingTruths, Given, Outcome, StepRuns
+from popsim_torch.optimizer_steps.refusals import failed_trace, other_states, shown_key
+from popsim_torch.optimizer_steps.runs import (
+    ChangingTruths,
+    Given,
+    LateNumbers,
+    Outcome,
+    StepRuns,
+)
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
 from popsim_torch.private_torch.fake import DataDependentOutputException, without_tracebacks
@@ -67,6 +73,8 @@ class _Deriver:
         self._repeated = RepeatedOperators(self._fakes)
         self._runs = StepRuns(source, slots)
         self._values = dict(self._runs.values)
+        # Numbers of groups and attributes that only later steps change.
+        self._late: dict[CellKey, str] = {}
 
     # --- Inputs of a trace: weights and gradients, cells, hyper-parameters ---
 
@@ -124,8 +132,18 @@ class _Deriver:
                 return self._derived(host_states)
             except ChangingTruths as found:  # (expected from now on)
                 truths = self._runs.truths | found.keys
-                self._runs = StepRuns(self._source, self._slots)
-                self._runs.truths = truths
+                self._begin_again(truths)
+            except LateNumbers as found:
+                self._late |= found.kinds
+                self._begin_again(self._runs.truths)
+
+    def _begin_again(self, truths: set[CellKey]) -> None:
+        """Forget all runs; expect what they have shown."""
+        self._runs = StepRuns(self._source, self._slots)
+        self._runs.truths = truths
+        for key, kind in self._late.items():
+            self._add_number(key, kind)
+        self._values = dict(self._runs.values)
 
     def _derived(self, host_states: Callable[[int], Mapping[Path, Any]]) -> TracedStep:
         try:
@@ -133,11 +151,11 @@ class _Deriver:
         except _MISTAKES as error:
             first, cells = None, self._cells_of_host(host_states)
             if not cells:
-                raise _failed(self._source, error) from error
+                raise failed_trace(self._source, error) from error
         try:
             return self._joined(first, cells)
         except _MISTAKES as error:
-            raise _failed(self._source, error) from error
+            raise failed_trace(self._source, error) from error
 
     def _joined(
         self,
@@ -193,6 +211,8 @@ class _Deriver:
                 self._add_number((0, cell.owner, cell.path), cell.number)
 
     def _add_number(self, key: CellKey, kind: str) -> None:
+        if any(cell.key == key for cell in self._runs.moving):
+            return
         self._runs.moving.append(self._moving_cell(key, kind))
         if key[1] == "group":
             self._runs.values.pop((key[2][0], key[2][1]), None)
@@ -223,9 +243,8 @@ class _Deriver:
             module = self._record(self._runs.moving, run)
             outcome = found[-1]
             known = {cell.key: cell for cell in self._runs.moving}
-            if any(
-                cell.is_number and cell.key not in self._runs.changed for cell in known.values()
-            ):
+            found_here = self._runs.changed | self._late.keys()
+            if any(cell.is_number and cell.key not in found_here for cell in known.values()):
                 self._forget_numbers(certain)  # another step changed it
                 continue
             new = [
@@ -332,9 +351,16 @@ class _Deriver:
         """Return the new weights and cells, in the order and dtypes of the cells."""
         missing = [cell for cell in cells if cell.key not in outcome.cells and not cell.is_flag]
         extra = set(outcome.cells) - {cell.key for cell in cells}
+        late = {
+            key: outcome.numbers.get(key, "float")
+            for key in extra - self._late.keys()
+            if key[1] in ("group", "attribute") and not self._is_new(key)
+        }
+        if late:
+            raise LateNumbers(late)
         if missing or extra:
             keys = {*extra, *(cell.key for cell in missing)}
-            names = dict.fromkeys(sorted(map(_shown, keys)))
+            names = dict.fromkeys(sorted(map(shown_key, keys)))
             of_groups = any(owner == "group" for _, owner, _ in keys)
             raise Error(
                 f"The step of {self._source.kind.__name__} adds or removes states after its first "
@@ -372,7 +398,7 @@ class _Deriver:
         """Trace a step that asks a flag whether it is the first one."""
         missed = set(filter(self._is_missed, self._runs.sometimes))
         if missed:
-            raise _other_states(missed)
+            raise other_states(missed)
         count = len(self._slots)
         flags = [Cell(slot, (FLAG,), "flag", (), torch.float32) for slot in range(count)]
         every = [*cells, *flags]
@@ -456,28 +482,6 @@ def _fill_of(node: torch.fx.Node) -> float | None:
         value: Any = node.args[-1]
         return float(value) if isinstance(value, (int, float)) else None
     return None
-
-
-def _shown(key: CellKey) -> str:
-    _, owner, path = key
-    return (
-        f"'{path_name(path[1])}' of group {path[0]}" if owner == "group" else repr(path_name(path))
-    )
-
-
-def _other_states(keys: Iterable[CellKey]) -> Error:
-    return Error(
-        f"The first step of the optimizer makes {', '.join(sorted(map(_shown, keys)))} after one "
-        "branch of an 'if' only, and differs from later steps. On the device, states are the same "
-        "in every step: make them in the constructor."
-    )
-
-
-def _failed(source: StepSource, error: Exception) -> Error:
-    return Error(
-        f"The step of {source.kind.__name__} cannot be traced{line_of(error)}: "
-        f"{type(error).__name__}: {error}"
-    )
 
 
 def derive(

@@ -38,7 +38,19 @@ from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
 from popsim_torch.optimizer_steps.watch import StepWatch, entries_of_groups
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
-__all__ = ["ChangingTruths", "Given", "Outcome", "StepRuns"]
+__all__ = ["ChangingTruths", "Given", "LateNumbers", "Outcome", "StepRuns"]
+
+
+class LateNumbers(Exception):
+    """Raised if a later step changes numbers of groups or attributes that the first one leaves.
+
+    Attributes:
+        kinds: What the host has for each of them.
+    """
+
+    def __init__(self, kinds: dict[CellKey, str]) -> None:
+        super().__init__()
+        self.kinds = kinds
 
 
 class ChangingTruths(Exception):

@@ -87,7 +87,23 @@ def _multiplied(self, p, group, state):
     p.sub_(p.grad, alpha=0.1 * state["n"])
 
 
+def _later_only(self, p, group, state):
+    even = state.get("even", True)
+    state["even"] = not even
+    self.on = not even or self.on
+    self.count += int(not even)
+    group["extra"] = group["extra"] + 0.1 * (not even)
+    _rate(self, p, (0.1 if self.on else 0.3) / (1 + self.count) + group["extra"])
+
+
+def _with_extra(parameters):
+    optimizer = Keeping(parameters, _later_only, on=False, count=0)
+    optimizer.param_groups[0]["extra"] = 0.0
+    return optimizer
+
+
 WORKING = {
+    "what only later steps change": _with_extra,
     "an attribute": lambda p: Keeping(p, _first, None, _seen, first=True),
     "a state": lambda p: Keeping(p, _alternating),
     "an entry of a group": lambda p: Keeping(p, _alternating_group, None, _next_group),
