@@ -16,6 +16,8 @@ import torch
 from popsim_torch.errors import Error
 from popsim_torch.optim.nested import Path, number_kind, path_name
 from popsim_torch.optimizer_steps.noting import NotingDict
+from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.trace.graph.traced_tensors import host_computation
 
 __all__ = [
     "Held",
@@ -87,9 +89,28 @@ def _entries(value: Any) -> dict[Any, Any] | None:
         return dict.fromkeys(value)
     if isinstance(value, random.Random):
         return {"state": str(value.getstate())}
+    if _is_small_tensor(value):
+        with host_computation(), torch.no_grad():
+            return {"values": str(value.tolist())}
     if isinstance(value, Iterator) and not isinstance(value, io.IOBase):
         return {"next value": f"{value!r} {operator.length_hint(value, -1)}"}
     return dict(vars(value)) if _is_own(value) else None
+
+
+def _is_small_tensor(value: object) -> bool:
+    """Return whether a value is a tensor with values, of few elements."""
+    with DisableTorchFunction():
+        return type(value) is torch.Tensor and value.numel() <= _MOST_ENTRIES
+
+
+def _state_of(value: Any) -> Any:
+    """Return what puts an object back that does not show what it holds."""
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if not _is_small_tensor(value):
+        return None
+    with host_computation(), torch.no_grad():
+        return value.detach().clone()
 
 
 def _restore(value: Any, entries: Mapping[Any, Any], state: Any) -> None:
@@ -106,6 +127,9 @@ def _restore(value: Any, entries: Mapping[Any, Any], state: Any) -> None:
         value.update(entries)
     elif isinstance(value, random.Random):
         value.setstate(state)
+    elif isinstance(value, torch.Tensor):
+        with host_computation(), torch.no_grad():
+            value.copy_(state)
     elif not isinstance(value, (tuple, frozenset, Iterator)):
         vars(value).clear()
         vars(value).update(entries)
@@ -116,7 +140,7 @@ class _Part:
 
     def __init__(self, name: str, value: Any, entries: dict[Any, Any]) -> None:
         self.name, self.value, self.entries = name, value, entries
-        self._state = value.getstate() if isinstance(value, random.Random) else None
+        self._state = _state_of(value)
 
     def change(self) -> str:
         """Return the name of something that has changed; nothing if nothing has.
@@ -147,7 +171,7 @@ class _Part:
 
     def entry_name(self, key: Any) -> str:
         """Return the name of an entry."""
-        if isinstance(self.value, (set, frozenset, random.Random, Iterator)):
+        if isinstance(self.value, (set, frozenset, random.Random, Iterator, torch.Tensor)):
             return self.name
         if isinstance(self.value, (dict, list, tuple, deque)):
             return f"{self.name}[{key!r}]"

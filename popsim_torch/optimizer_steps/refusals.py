@@ -32,7 +32,11 @@ def other_states(keys: Iterable[CellKey]) -> Error:
 
 def failed_trace(source: StepSource, error: Exception) -> Error:
     """Return the error for an exception that comes from the trace of a step."""
-    return Error(
-        f"The step of {source.kind.__name__} cannot be traced{line_of(error)}: "
-        f"{type(error).__name__}: {error}"
-    )
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, AssertionError) and "FakeTensor" in text:
+        text = (
+            "it computes with a tensor that the device does not know, such as one in an object or "
+            "a global name. Keep the tensor in self.state[parameter], or as an attribute of the "
+            "optimizer."
+        )
+    return Error(f"The step of {source.kind.__name__} cannot be traced{line_of(error)}: {text}")
