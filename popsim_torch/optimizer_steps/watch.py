@@ -93,12 +93,12 @@ class StepWatch:
         with missing_lookups(kind) as missed:
             try:
                 yield
+                check_containers(self._source, optimizer)  # (it has the best advice)
                 refuse_change(kind, by_code.change() or held.change())
                 refuse_change(kind, changed_attribute(before, optimizer, missed))
                 for weight, names in zip(weights, of_weights, strict=True):
                     refuse_change(kind, _change_of_parameter(names, weight))
                 refuse_change(kind, self._change_of_groups(groups, optimizer))
-                check_containers(self._source, optimizer)
                 self._remember(before, optimizer)
             finally:
                 held.restore()
