@@ -1,8 +1,9 @@
-"""Tensor data without a public interface: the version, the hooks, and the memory.
+"""Tensor data without a public interface: the version, the hooks, the memory, and its owner.
 
 Why: autograd counts the changes of a tensor to refuse outdated ones, but does not show the count.
 Hooks can be added to a tensor and removed with their handle, but not listed. ``data_ptr`` raises an
-error for tensors without values, such as fake ones, although two of them may share a storage. And
+error for tensors without values, such as fake ones, although two of them may share a storage. A
+view does not tell the tensor that it is a view of. And
 ``isinstance(x, nn.Parameter)`` checks a tensor of another class for a mark; ``nn.Parameter(x)``
 sets it on a detached copy of the tensor, not on the tensor.
 
@@ -17,12 +18,18 @@ from typing import Any
 import torch
 
 __all__ = [
+    "base_of",
     "gradient_hooks",
     "hooks_behind",
     "pose_as_parameter",
     "storage_key",
     "version_of",
 ]
+
+
+def base_of(view: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor whose memory a view shows, for autograd; None for other tensors."""
+    return view._base
 
 
 def version_of(tensor: torch.Tensor) -> int:

@@ -71,6 +71,7 @@ from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 from popsim_torch.trace.selected import selecting_call
 from popsim_torch.trace.selected_calls import selected_call
 from popsim_torch.trace.slice_checks import check_slice
+from popsim_torch.trace.strided_reads import StridedReads
 from popsim_torch.trace.traceable import traceable_call
 
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
@@ -174,6 +175,7 @@ class FunctionMode(TorchFunctionMode):
         self._listener = listener
         self._training = training
         self._replacements = replacements(back_end)
+        self._strided_reads = StridedReads()
 
     def __torch_function__(
         self,
@@ -329,6 +331,7 @@ class FunctionMode(TorchFunctionMode):
         check_labels(func, args, kwargs)
         check_memory(func, name, args, kwargs)
         check_slice(func, args, kwargs)
+        self._strided_reads.check(func, name, args, kwargs)
         args, kwargs = without_bools(func, name, args, kwargs)
         body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):

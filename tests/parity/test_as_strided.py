@@ -63,3 +63,52 @@ def test_inference(name):
     module = Viewed(VIEWS[name], changes=True)
     out, _ = poptorch.inferenceModel(module, make_options())()
     assert torch.equal(out, module()[0].detach())
+
+
+def changed_view(x):
+    view = x[2:5]
+    seen = view.as_strided((3,), (2,), 0)
+    view.mul_(2)
+    return seen
+
+
+def changed_owner(x):
+    seen = x[2:5].as_strided((3,), (2,), 4)
+    x.mul_(2)
+    return seen
+
+
+def changed_itself(x):
+    return x[2:5].as_strided((3,), (2,), 0).mul_(2)
+
+
+@pytest.mark.parametrize("function", [changed_view, changed_owner, changed_itself])
+def test_changes_of_memory_that_is_shown_beside_a_view(function):
+    def of_a_copy(x):
+        return function(x * 1)
+
+    model = poptorch.trainingModel(Viewed(of_a_copy, changes=False), make_options())
+    with pytest.raises(poptorch.Error, match=r"'mul_' at \S+ changes .* Call as_strided of"):
+        model()
+    module = Viewed(of_a_copy, changes=False)
+    out, _ = poptorch.inferenceModel(module, make_options())()
+    assert torch.equal(out, module()[0].detach())
+
+
+def test_such_a_change_after_a_copy():
+    def changed_copy(x):
+        y = x * 1
+        seen = y[2:5].as_strided((3,), (2,), 0) * 3
+        y = y.clone()
+        y.mul_(2)
+        return seen + y[:3]
+
+    module = Viewed(changed_copy, changes=False)
+    expected, loss = module()
+    loss.backward()
+    options = make_options()
+    options.anchorTensor("gradient", "Gradient___w")
+    model = poptorch.trainingModel(module, options, poptorch.optim.SGD(module.parameters(), lr=0.0))
+    out, _ = model()
+    assert torch.equal(out, expected.detach())
+    assert torch.equal(model.getAnchoredTensor("gradient"), module.w.grad)
