@@ -106,6 +106,8 @@ def like_weights(module: torch.fx.GraphModule, num_weights: int) -> None:
         if node.op != "call_function" or node.target not in _LIKE:
             continue
         given = node.args[0].meta["val"]
+        if not given.dim() and root_of(node.args[0]) not in placeholders[: 2 * num_weights]:
+            continue  # (a number, which a weight of no dimensions is not)
         for weight in weights:
             own = weight.meta["val"]
             if own.shape == given.shape and own.dtype == given.dtype:
@@ -128,8 +130,14 @@ _LIKE = frozenset(
 )
 
 
-def depends_on(node: Any, others: Collection[torch.fx.Node]) -> bool:
-    """Return whether a value is computed from at least one of some nodes."""
+def depends_on(node: Any, others: Collection[torch.fx.Node], *, counts_shapes: bool = True) -> bool:
+    """Return whether a value is computed from at least one of some nodes.
+
+    Args:
+        node: The value; anything that is no node depends on nothing.
+        others: The nodes.
+        counts_shapes: Whether a node counts that only tells the shape of a new tensor.
+    """
     todo, seen = [node], set()
     while todo:
         one = todo.pop()
@@ -138,7 +146,10 @@ def depends_on(node: Any, others: Collection[torch.fx.Node]) -> bool:
         if one in others:
             return True
         seen.add(one)
-        todo += one.all_input_nodes
+        if counts_shapes or one.target not in _LIKE:
+            todo += one.all_input_nodes
+        else:
+            todo += [given for given in one.all_input_nodes if given is not one.args[0]]
     return False
 
 

@@ -35,11 +35,11 @@ from popsim_torch.optimizer_steps.runs import (
     ChangingTruths,
     Given,
     LateNumbers,
-    Outcome,
     StepRuns,
 )
 from popsim_torch.optimizer_steps.source import Slot
 from popsim_torch.optimizer_steps.traced_step import FLAG, Cell, CellKey, TracedStep
+from popsim_torch.optimizer_steps.ways import Outcome
 from popsim_torch.private_torch.fake import DataDependentOutputException, without_tracebacks
 from popsim_torch.private_torch.proxies import record_graph
 from popsim_torch.trace.graph.functionalise import functionalise_graph
@@ -64,7 +64,11 @@ _MISTAKES = (
 
 class _Deriver:
     def __init__(
-        self, source: StepSource, slots: Sequence[Slot], similar: TracedStep | None
+        self,
+        source: StepSource,
+        slots: Sequence[Slot],
+        similar: TracedStep | None,
+        one_by_one: bool,
     ) -> None:
         self._source = source
         self._slots = tuple(slots)
@@ -72,6 +76,7 @@ class _Deriver:
         self._fakes = TraceMode()
         self._repeated = RepeatedOperators(self._fakes)
         self._runs = StepRuns(source, slots)
+        self._runs.one_by_one = one_by_one
         self._values = dict(self._runs.values)
         # Numbers of groups and attributes that only later steps change.
         self._late: dict[CellKey, str] = {}
@@ -489,6 +494,8 @@ def derive(
     slots: Sequence[Slot],
     host_states: Callable[[int], Mapping[Path, Any]],
     similar: TracedStep | None = None,
+    *,
+    one_by_one: bool = False,
 ) -> TracedStep:
     """Trace the step of an optimizer for some of its parameters.
 
@@ -497,8 +504,10 @@ def derive(
         slots: The parameters.
         host_states: Returns what the optimizer holds for a slot on the host.
         similar: The step of other parameters, if it has been traced.
+        one_by_one: Whether only one condition at a time gets another answer. Such a step tells
+            which parameters depend on each other, and is no update.
 
     Raises:
         Error: The step does something that a device cannot do.
     """
-    return _Deriver(source, slots, similar).derive(host_states)
+    return _Deriver(source, slots, similar, one_by_one).derive(host_states)

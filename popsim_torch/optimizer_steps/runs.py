@@ -26,7 +26,6 @@ from popsim_torch.optimizer_steps.held import is_same, refuse_change, refuse_obj
 from popsim_torch.optimizer_steps.mistakes import LeafChanges
 from popsim_torch.optimizer_steps.noting import NotingDict
 from popsim_torch.optimizer_steps.numbers import (
-    MOST_PATHS,
     Choices,
     Known,
     StepNumber,
@@ -36,9 +35,16 @@ from popsim_torch.optimizer_steps.numbers import (
 from popsim_torch.optimizer_steps.source import Slot, changed_attributes, rebuilt
 from popsim_torch.optimizer_steps.traced_step import Cell, CellKey
 from popsim_torch.optimizer_steps.watch import StepWatch, entries_of_groups
+from popsim_torch.optimizer_steps.ways import (
+    Outcome,
+    every_combination,
+    joined,
+    joined_one_by_one,
+    one_by_one,
+)
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
-__all__ = ["ChangingTruths", "Given", "LateNumbers", "Outcome", "StepRuns"]
+__all__ = ["ChangingTruths", "Given", "LateNumbers", "StepRuns"]
 
 
 class LateNumbers(Exception):
@@ -90,17 +96,6 @@ class Given:
         return replace(self, is_first=True)
 
 
-@dataclass
-class Outcome:
-    """The tensors that a run of a step leaves."""
-
-    weights: list[torch.Tensor]
-    cells: dict[CellKey, torch.Tensor]
-    constants: dict[CellKey, Any]
-    initial: dict[CellKey, torch.Tensor]
-    numbers: dict[CellKey, str]  # what the host has: ``bool``, ``int`` or ``float``
-
-
 class StepRuns:
     """Runs the step of an optimizer.
 
@@ -122,6 +117,8 @@ class StepRuns:
         noted: The conditions on hyper-parameters so far, with their answers.
         knows_first: Whether conditions on the numbers with which states begin are answered.
         reads_shapes: Whether a run has asked for the shape of a tensor.
+        one_by_one: Whether only one condition at a time gets another answer: to find out which
+            parameters a result depends on, not to compute it.
     """
 
     def __init__(self, source: StepSource, slots: Sequence[Slot]) -> None:
@@ -140,37 +137,34 @@ class StepRuns:
         self.noted: list[tuple[Known, object]] = []
         self.knows_first = False
         self.reads_shapes = False
+        self.one_by_one = False
         self._indices = tuple(dict.fromkeys(slot.group for slot in slots))
         self._watch = StepWatch(source, self._indices)
         self._leaf_changes = LeafChanges(source.kind)
 
     def all_ways(self, given: Given) -> Outcome:
         """Run the step once for each combination of answers, and join the results."""
-        found: list[tuple[Choices, Outcome]] = []
         failed = ZeroDivisionError()
-        answers: list[bool] | None = []
-        while answers is not None:
-            if len(found) == MOST_PATHS:
-                lines = dict.fromkeys(line for choices, _ in found for line in choices.lines)
-                raise Error(
-                    f"The step of {self._source.kind.__name__} asks for the values of so many "
-                    f"conditions on numbers that change from step to step that it has more than "
-                    f"{MOST_PATHS} different paths. Use torch.where in place of 'if' at "
-                    f"{', '.join(lines)}."
-                )
+
+        def attempt(answers: list[bool]) -> tuple[Choices, Outcome | None]:
+            nonlocal failed
             choices = Choices(answers, self.values, self._source.kind.__name__)
+            outcome = None
             try:
-                found.append((choices, self._run(choices, given)))
+                outcome = self._run(choices, given)
             except ZeroDivisionError as error:  # other answers need not lead here
                 failed = error
             self.noted += choices.noted
-            answers = choices.next_answers()
+            return choices, outcome
+
+        find = one_by_one if self.one_by_one else every_combination
+        found = find(attempt, self._source.kind.__name__)
         if not found:
             raise failed
         outcomes = [outcome for _, outcome in found]
         self._check_constants(outcomes, {} if given.is_first else self.constants)
         self._complete(outcomes, given)
-        return _joined(found, 0)
+        return joined_one_by_one(found) if self.one_by_one else joined(found)
 
     def _check_constants(self, outcomes: Sequence[Outcome], before: Mapping[CellKey, Any]) -> None:
         """Find what steps change in the states beside numbers and tensors.
@@ -370,30 +364,3 @@ def _cell_of_attribute(item: tuple[str, torch.Tensor]) -> Cell:
     name, tensor = item
     dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
     return Cell(0, (name,), "attribute", tuple(tensor.shape), dtype)
-
-
-def _joined(found: list[tuple[Choices, Outcome]], depth: int) -> Outcome:
-    """Choose, on the device, between the results of runs with other answers."""
-    if len(found) == 1:
-        return found[0][1]
-    condition = found[0][0].conditions[depth]
-    sides = [[one for one in found if one[0].answers[depth] is side] for side in (True, False)]
-    if not all(sides):  # the other side fails
-        return _joined(sides[0] or sides[1], depth + 1)
-    yes, no = (_joined(side, depth + 1) for side in sides)
-    if yes.cells.keys() != no.cells.keys() or yes.constants != no.constants:
-        raise Error(
-            "The optimizer keeps other states after one branch of an 'if' than after the other. "
-            "On the device, states are the same in every step."
-        )
-
-    def pick(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.where(condition.reshape(()), a, b.to(a.dtype))
-
-    return Outcome(
-        list(map(pick, yes.weights, no.weights)),
-        {key: pick(tensor, no.cells[key]) for key, tensor in yes.cells.items()},
-        yes.constants,
-        yes.initial,
-        yes.numbers | no.numbers,
-    )

@@ -130,9 +130,10 @@ class TracedStep:
         every = set().union(*own)
         for index, cells in enumerate(self.cells):
             foreign = every - own[index]
-            if depends_on(next(results), foreign):
+            if depends_on(next(results), foreign, counts_shapes=False):
                 return False
             for cell in cells:
-                if depends_on(next(results), every if cell.owner else foreign):
+                others = every if cell.owner else foreign
+                if depends_on(next(results), others, counts_shapes=False):
                     return False
         return True

@@ -29,6 +29,7 @@ from popsim_torch.optimizer_steps.derive import derive
 from popsim_torch.optimizer_steps.held import is_simple
 from popsim_torch.optimizer_steps.source import Slot, check_attributes
 from popsim_torch.optimizer_steps.traced_step import Cell, TracedStep
+from popsim_torch.optimizer_steps.ways import TooManyPaths
 
 __all__ = ["trace_updates"]
 
@@ -108,7 +109,11 @@ class _Updates:
             first = self._slots[0]
             other = next((one for one in self._slots if one.group != first.group), first)
             positions = [0, 1 if other is first else self._slots.index(other)]
-            known[self._structure] = self._derived(positions).parts_are_independent()
+            try:
+                step = self._derived(positions)
+            except TooManyPaths:  # one of the two may have few enough
+                step = self._derive(positions, one_by_one=True)
+            known[self._structure] = step.parts_are_independent()
         return known[self._structure]
 
     def _derived(self, positions: Sequence[int]) -> TracedStep:
@@ -128,7 +133,7 @@ class _Updates:
             ),
             None,
         )
-        step = derive(self._source, slots, lambda slot: self._host_state(positions[slot]), similar)
+        step = self._derive(positions, similar)
         if step.formula.any_shape:
             nodes = step.formula.graph_module.graph.nodes
             shaped = len(slots) > 1 or not slots[0].shape
@@ -142,6 +147,22 @@ class _Updates:
             _independent.pop(self._source.kind, None)
         kept.setdefault(self._key(slots, shaped=not step.formula.any_shape), []).append(step)
         return step
+
+    def _derive(
+        self,
+        positions: Sequence[int],
+        similar: TracedStep | None = None,
+        *,
+        one_by_one: bool = False,
+    ) -> TracedStep:
+        slots = [self._slots[position] for position in positions]
+        return derive(
+            self._source,
+            slots,
+            lambda slot: self._host_state(positions[slot]),
+            similar,
+            one_by_one=one_by_one,
+        )
 
     def _key(self, slots: Sequence[Slot], *, shaped: bool) -> _Key:
         described = [

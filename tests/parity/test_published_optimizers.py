@@ -286,6 +286,85 @@ def test_a_number_that_only_some_first_steps_make_is_not_looked_for():
         ours.step(*batches(1)[0])
 
 
+class Scaled(Net):
+    """A network that has a parameter without dimensions, the first one."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x, y):
+        return super().forward(x * self.gain, y)
+
+
+class Trusting(torch.optim.Optimizer):
+    """Lamb: conditions on the norms of each parameter, and states that begin with a number."""
+
+    def __init__(self, params, lr=0.05, begin=1e-3):
+        super().__init__(params, {"lr": lr, "begin": begin, "step": 0})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            group["step"] += 1
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["mean"] = torch.zeros_like(p)
+                    state["square"] = torch.full_like(p.grad, fill_value=group["begin"])
+                state["mean"].mul_(0.9).add_(p.grad, alpha=0.1)
+                state["square"].mul_(0.99).addcmul_(p.grad, p.grad, value=0.01)
+                update = state["mean"] / (state["square"].sqrt() + 1e-6)
+                weight, norm = p.norm(), update.norm()
+                trust = 1.0 if weight == 0 or norm == 0 else weight / norm
+                state["trust"] = trust
+                p.add_(update, alpha=-group["lr"] * trust)
+
+
+class Choosing(torch.optim.Optimizer):
+    """Five conditions on each parameter: two of them together have 1024 different paths."""
+
+    def __init__(self, params, lr=0.05):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                for limit in (0.0, 0.01, 0.05, 0.1, 0.2):
+                    if p.grad.abs().mean() > limit:
+                        p.sub_(p.grad, alpha=group["lr"] * (1 + limit))
+
+
+class Coupled(Choosing):
+    """The same, where the gradient of the last parameter changes the step of all."""
+
+    @torch.no_grad()
+    def step(self):
+        last = self.param_groups[-1]["params"][-1].grad.abs().sum()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.div_(1 + last)
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [Trusting, Choosing])
+def test_conditions_on_each_parameter(kind):
+    net = Scaled()
+    ours = Side(copy.deepcopy(net), lambda own: kind(own.parameters()), eager=False)
+    eager = Side(net, lambda own: kind(own.parameters()), eager=True)
+    for x, y in batches(6):
+        ours.step(x, y)
+        eager.step(x, y)
+    assert_close(ours.net, eager.net)
+
+
+def test_conditions_on_parameters_that_depend_on_each_other():
+    ours, _ = sides(lambda net: Coupled(net.parameters()))
+    with pytest.raises(poptorch.Error, match="more than 64 different paths"):
+        ours.step(*batches(1)[0])
+
+
 class Deep(nn.Module):
     def __init__(self, count):
         super().__init__()
