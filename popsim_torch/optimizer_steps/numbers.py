@@ -22,7 +22,7 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.modes import DisableTorchFunction
-from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.origin import is_user_code, user_line
 
 __all__ = [
     "FUNCTIONS",
@@ -166,7 +166,8 @@ def _is_handled(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_globals.get("__name__") != _RUNS:
         code = frame.f_code
         # (the table of handlers is new in Python 3.11)
-        if getattr(code, "co_exceptiontable", True) and not _HANDLED.isdisjoint(code.co_names):
+        handles = getattr(code, "co_exceptiontable", True)
+        if handles and not _HANDLED.isdisjoint(code.co_names) and is_user_code(frame):
             return True
         frame = frame.f_back
     return False
