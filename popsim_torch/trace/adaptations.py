@@ -9,6 +9,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.nn.functional as F
+from torch.overrides import handle_torch_function
 
 from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.distributions import validates_arguments
@@ -103,6 +105,17 @@ def _with_modules_in_place() -> AbstractContextManager[Any]:
     return mock.patch.object(torch.nn.Module, "to", to)
 
 
+def _with_weights_of_l1_loss() -> AbstractContextManager[Any]:
+    """Let ``F.l1_loss`` have its weights: PyTorch does not pass them on to a mode."""
+
+    def with_weights(function: Any, relevant: Any, *args: Any, **kwargs: Any) -> Any:
+        if function is F.l1_loss and len(relevant) > 2 and relevant[2] is not None:
+            kwargs["weight"] = relevant[2]
+        return handle_torch_function(function, relevant, *args, **kwargs)
+
+    return mock.patch.object(F, "handle_torch_function", with_weights)
+
+
 _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_validation,
     _without_mask_detection,
@@ -114,4 +127,5 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     noticed_host_reads,
     padded_encoders,
     _with_modules_in_place,
+    _with_weights_of_l1_loss,
 )

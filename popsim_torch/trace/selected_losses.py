@@ -30,6 +30,8 @@ _ELEMENTWISE = frozenset(
         "soft_margin_loss",
     }
 )
+# Their mean is that of the elements with weights, divided by the sum of the weights.
+_WITH_WEIGHTED_MEAN = frozenset({"l1_loss", "mse_loss"})
 _OF_ROWS = frozenset(
     {
         "cosine_embedding_loss",
@@ -79,6 +81,10 @@ def loss_of(
     known = ("none", "mean", "sum", "batchmean") if name == "kl_div" else ("none", "mean", "sum")
     if legacy or reduction not in known:
         raise first.refused(name)
+    if name in _WITH_WEIGHTED_MEAN | {"huber_loss"} and isinstance(
+        given.get("weight"), torch.Tensor
+    ):
+        raise first.refused(f"{name}, with weights that are no such elements,")
     for key, one in given.items():
         if type(one) is Selected and not first.is_with(one):
             raise first.refused(f"{name}, with elements at another mask,")
@@ -97,6 +103,8 @@ def loss_of(
         return losses
     if reduction == "batchmean":
         return sum_of(losses) / first.rows.sum()
+    if reduction == "mean" and name in _WITH_WEIGHTED_MEAN and given.get("weight") is not None:
+        return sum_of(losses) / sum_of(given["weight"])
     return sum_of(losses) if reduction == "sum" else mean_of(losses)
 
 

@@ -42,7 +42,6 @@ _OF_IMAGES = {
     "max_pool2d": 4,
 }
 _SHAPES = frozenset({"reshape", "view"})
-_OF_TENSORS_BESIDE = frozenset({"embedding", "linear", "matmul", "mm", *_OF_IMAGES})
 _PRODUCTS = frozenset({"__matmul__", "bmm", "matmul", "mm"})
 _NORMS = frozenset({"layer_norm", "rms_norm"})
 
@@ -82,8 +81,11 @@ def _is_by_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     beside = [one for one in tree_leaves((others, kwargs)) if isinstance(one, torch.Tensor)]
     if name in _PRODUCTS:
         return _is_product_of_rows(name, x, others)
-    if name == "linear" or name == "embedding":
-        return (x.dim() > 1 or name == "embedding") and not _holds_rows((others, kwargs))
+    if name == "linear":
+        return x.dim() > 1 and not _holds_rows((others, kwargs))
+    if name == "embedding":  # (max_norm changes the rows that are looked up)
+        max_norm = others[2] if len(others) > 2 else kwargs.get("max_norm")
+        return max_norm is None and not _holds_rows((others, kwargs))
     if name in _OF_IMAGES:
         return x.dim() == _OF_IMAGES[name] and not _holds_rows((others, kwargs))
     if name in _NORMS:

@@ -158,6 +158,14 @@ def elements(function, **settings):
     return loss
 
 
+def with_weights(function, reduction="mean"):
+    def loss(net, h, mask, labels):
+        weight = (labels + 1.0).unsqueeze(-1).expand(-1, -1, 4)
+        return function(h[mask], (h**2)[mask], weight=weight[mask], reduction=reduction)
+
+    return loss
+
+
 def negative_log_likelihood(net, h, mask, labels):
     return nn.NLLLoss()(net.linear(h).log_softmax(-1)[mask], labels[mask])
 
@@ -236,6 +244,10 @@ LOSSES = {
     "poisson": elements(F.poisson_nll_loss),
     "soft_margin": elements(F.soft_margin_loss),
     "hinge": elements(F.hinge_embedding_loss),
+    "mse, weights": with_weights(F.mse_loss),
+    "mse, weights, sum": with_weights(F.mse_loss, "sum"),
+    "l1, weights": with_weights(F.l1_loss),
+    "huber, weights": with_weights(F.huber_loss),
     "kl_div, batchmean": divergence("batchmean"),
     "kl_div, sum": divergence("sum"),
     **{

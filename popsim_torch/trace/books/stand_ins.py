@@ -31,12 +31,10 @@ class StandIns:
         self._by_identity: dict[int, torch.Tensor] = {}
         self._state_of: dict[torch.fx.Node, torch.Tensor] = {}
         self._memories: set[int] = set()
-        self._used: dict[
-            int, torch.Tensor
-        ] = {}  # host tensors by id, kept alive for the same reason
         self._sparse: dict[int, str] = {}  # names, by the id of the traced tensor
         self._constants = Constants(result.constants)
         # By id; the tensors are kept alive, so that no id is used twice.
+        self._used: dict[int, torch.Tensor] = {}
         self._numbers: dict[int, tuple[int, torch.Tensor]] = {}
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:

@@ -109,6 +109,9 @@ SIGNS = torch.tensor([1.0, -1.0, 1.0, -1.0])
 
 LOSSES = {
     "l1": lambda out: F.l1_loss(out, TRUTH),
+    "l1 with weights": lambda out: F.l1_loss(out, TRUTH, weight=TRUTH + 0.5),
+    "mse with weights": lambda out: F.mse_loss(out, TRUTH, weight=TRUTH + 0.5),
+    "huber with weights": lambda out: F.huber_loss(out, TRUTH, weight=TRUTH + 0.5),
     "mse": lambda out: F.mse_loss(out, TRUTH, reduction="sum"),
     "cross entropy": lambda out: F.cross_entropy(out, CLASSES),
     "cross entropy sum": lambda out: F.cross_entropy(out, CLASSES, reduction="sum"),
