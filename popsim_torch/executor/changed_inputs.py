@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -12,9 +13,16 @@ from popsim_torch.executor.host_weights import plain, without_sync
 
 __all__ = ["check_apart"]
 
+_MOST_PLACES = 1000
+# The addresses of inputs that are apart from the weights of a model.
+_apart: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+
 
 def check_apart(
-    changed: Iterable[int], names: Sequence[str], inputs: Sequence[torch.Tensor], module: nn.Module
+    changed: Collection[int],
+    names: Sequence[str],
+    inputs: Sequence[torch.Tensor],
+    module: nn.Module,
 ) -> None:
     """Refuse inputs that change together with others in eager PyTorch: the device has copies.
 
@@ -27,10 +35,15 @@ def check_apart(
     Raises:
         Error: A changed input has memory in common with another input, or with a weight or buffer.
     """
-    with without_sync():
-        state = [*module.named_parameters(), *module.named_buffers()]
+    known = _apart.setdefault(module, set())
+    places = {inputs[position].data_ptr() for position in changed}
     others = [(f"input {name}", one) for name, one in zip(names, inputs, strict=True)]
-    others += [(f"'{name}' of the model", plain(one)) for name, one in state]
+    if not places <= known:  # (the weights stay where they are)
+        with without_sync():
+            state = [*module.named_parameters(), *module.named_buffers()]
+        others += [(f"'{name}' of the model", plain(one)) for name, one in state]
+    elif len(inputs) == 1:
+        return
     for position in changed:
         begin, end = _memory_of(inputs[position])
         for place, (name, other) in enumerate(others):
@@ -41,6 +54,9 @@ def check_apart(
                     f"{name}. In eager PyTorch both change; the device has a copy of each. Pass "
                     f"{names[position]}.clone()."
                 )
+    if len(known) > _MOST_PLACES:
+        known.clear()
+    known |= places
 
 
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
