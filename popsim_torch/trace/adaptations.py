@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.overrides import handle_torch_function
 
 from popsim_torch.ops import op_listener
+from popsim_torch.private_torch.autograd import JACOBIAN_IN_FORWARD_MODE
 from popsim_torch.private_torch.distributions import validates_arguments
 from popsim_torch.private_torch.modules import MASK_DETECTION, nested_traces
 from popsim_torch.shared_scope import SharedScope
@@ -116,6 +117,25 @@ def _with_weights_of_l1_loss() -> AbstractContextManager[Any]:
     return mock.patch.object(F, "handle_torch_function", with_weights)
 
 
+def _with_reverse_jacobians() -> AbstractContextManager[Any]:
+    """Let ``torch.autograd.functional`` compute in reverse mode what it computes in forward mode.
+
+    Its forward mode runs in an older ``vmap``, whose tensors no trace can follow.
+    """
+    in_forward_mode = getattr(*JACOBIAN_IN_FORWARD_MODE)
+
+    jacobian: Any = torch.autograd.functional.jacobian
+
+    def in_reverse_mode(
+        func: Any, inputs: Any, strict: bool = False, vectorize: bool = False
+    ) -> Any:
+        if strict or not vectorize:  # PyTorch refuses it
+            return in_forward_mode(func, inputs, strict, vectorize)
+        return jacobian(func, inputs, create_graph=True, vectorize=True)
+
+    return mock.patch.object(*JACOBIAN_IN_FORWARD_MODE, in_reverse_mode)
+
+
 _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     _without_validation,
     _without_mask_detection,
@@ -128,4 +148,5 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     padded_encoders,
     _with_modules_in_place,
     _with_weights_of_l1_loss,
+    _with_reverse_jacobians,
 )

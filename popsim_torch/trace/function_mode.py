@@ -47,7 +47,7 @@ from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.device_types import as_device_types, as_seen
-from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.origin import current_origin, user_line
 from popsim_torch.trace.graph.traced_tensors import (
     in_transform,
     is_host_tensor,
@@ -73,6 +73,7 @@ from popsim_torch.trace.selected_calls import selected_call
 from popsim_torch.trace.slice_checks import check_slice
 from popsim_torch.trace.strided_reads import StridedReads
 from popsim_torch.trace.traceable import traceable_call
+from popsim_torch.trace.untraceable_calls import check_traced_call
 
 _RANDOM_CONSTRUCTORS = frozenset({"rand", "randn", "randint", "randperm"})
 _PRINTS = frozenset({"__repr__", "__str__", "__format__"})
@@ -410,9 +411,11 @@ def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         return func(*args, **kwargs)
     except Exception as error:
         eager = eager_error(error, func, args, kwargs)
-        if eager is None:
-            raise
-        raise eager from None
+        if eager is not None:
+            raise eager from None
+        if not in_transform():
+            check_traced_call(error, current_origin())
+        raise
 
 
 def _is_gradient(func: Callable[..., Any]) -> bool:

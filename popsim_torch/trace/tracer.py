@@ -63,6 +63,7 @@ from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.selected_calls import check_results
+from popsim_torch.trace.untraceable_calls import check_traceable
 from popsim_torch.trace.user_backward import observed_backward, observed_functions
 
 _logger = logging.getLogger("poptorch::python")
@@ -281,6 +282,7 @@ class _Tracer:
             located = explained(error, current_origin().source)
             if located is not None:
                 raise located from None
+            check_traceable(error, current_origin())
             explain_failed_call(error, self._request.module, self._given)
             explain_failed_gradient(error, current_origin())
             raise

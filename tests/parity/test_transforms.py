@@ -114,6 +114,12 @@ TRANSFORMS = {
     "grad of a Function": lambda m, x: func.grad(lambda y: Sine.apply(y).sum())(m.fc(x)),
     "autograd jacobian": lambda m, x: autograd_functional.jacobian(wave, x),
     "autograd hessian": lambda m, x: autograd_functional.hessian(cubes, x),
+    "autograd jacobian in forward mode": lambda m, x: autograd_functional.jacobian(
+        lambda y, z: (m.fc(y).tanh(), y * z), (x, 2 * x), strategy="forward-mode", vectorize=True
+    ),
+    "autograd hessian in forward mode": lambda m, x: autograd_functional.hessian(
+        lambda y: cubes(m.fc(y)), x, outer_jacobian_strategy="forward-mode", vectorize=True
+    ),
     "autograd vjp": lambda m, x: autograd_functional.vjp(wave, x, torch.ones(2, 4)),
     "autograd jvp": lambda m, x: autograd_functional.jvp(wave, x, torch.ones(2, 4)),
     "autograd hvp": lambda m, x: autograd_functional.hvp(cubes, x, torch.ones(2, 4)),

@@ -1,0 +1,99 @@
+"""Reports calls that eager PyTorch computes, and whose trace fails inside of PyTorch.
+
+Mistakes of a program keep the exceptions of eager PyTorch. What is left are assertions and missing
+functions of the code that computes shapes, records calls and transforms them: no program causes
+them, and their messages describe code that users do not know.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.ir import Origin
+from popsim_torch.trace.graph.origin import is_user_code
+
+__all__ = ["check_traceable", "check_traced_call"]
+
+_PYTORCH = str(Path(torch.__file__).parent)
+_OF_TRACES = tuple(
+    f"{_PYTORCH}/{part}"
+    for part in (
+        "_decomp",
+        "_functorch",
+        "_higher_order_ops",
+        "_library",
+        "_meta_registrations",
+        "_ops",
+        "_prims",
+        "_refs",
+        "_subclasses",
+        "fx",
+        "utils/_python_dispatch",
+    )
+)
+# Classes of exceptions with which those parts fail; they report a mistake of a program with others.
+_FAILURES = (AssertionError, AttributeError, KeyError, NotImplementedError)
+_ASSERTION = "INTERNAL ASSERT FAILED"
+
+
+def check_traceable(error: Exception, origin: Origin) -> None:
+    """Refuse the call whose trace has failed inside of the parts of PyTorch that trace.
+
+    Args:
+        error: The exception that ends a trace.
+        origin: The origin of the nodes that were made when it was raised.
+
+    Raises:
+        Error: They have failed, and not because of a mistake of the program.
+    """
+    if not isinstance(error, Error) and (_is_assertion(error) or _is_failure(error)):
+        raise _refused(error, origin) from error
+
+
+def check_traced_call(error: Exception, origin: Origin) -> None:
+    """Refuse a call that has failed in a trace, and does not fail outside of it.
+
+    Args:
+        error: The exception of the call.
+        origin: The origin of the nodes that the call makes.
+
+    Raises:
+        Error: Its class says that PyTorch has failed.
+    """
+    frame = _innermost_frame(error)
+    if isinstance(error, _FAILURES) and not (frame and is_user_code(frame)):
+        raise _refused(error, origin) from error
+
+
+def _is_assertion(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and _ASSERTION in str(error)
+
+
+def _is_failure(error: Exception) -> bool:
+    frame = _innermost_frame(error)
+    if frame is None or not isinstance(error, _FAILURES):
+        return False
+    code = frame.f_code  # (`torch.ops.unknown.name` is a mistake of the program)
+    return code.co_filename.startswith(_OF_TRACES) and code.co_name != "__getattr__"
+
+
+def _innermost_frame(error: Exception) -> FrameType | None:
+    entry = error.__traceback__
+    while entry is not None and entry.tb_next is not None:
+        entry = entry.tb_next
+    return None if entry is None else entry.tb_frame
+
+
+def _refused(error: Exception, origin: Origin) -> Error:
+    call = "the gradient of the call" if origin.backward else "the call"
+    layer = f" in the layer '{origin.scope.replace('/', '.')}'" if origin.scope else ""
+    lines = str(error).partition(", please report a bug")[0].splitlines()
+    return Error(
+        f"PyTorch cannot trace {call}{f' at {origin.source}' if origin.source else ''}{layer}: "
+        f"{': '.join([type(error).__name__, *lines[:1]])}\n"
+        "Compute it with other functions, or on the host (poptorch.CPU)."
+    )

@@ -1,0 +1,96 @@
+"""Calls that PyTorch computes and cannot trace; mistakes that keep eager PyTorch's errors."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+import popsim_torch as poptorch
+
+# Warnings of torch: rules of forward-mode differentiation.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
+]
+
+
+class Calls(nn.Module):
+    """A model that calls a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+        self.calls = {"function": function}  # (models share it)
+
+    def forward(self, x):
+        result = self.calls["function"](self.fc, x)
+        return result, poptorch.identity_loss(result.sum(), "none")
+
+
+def dual_times_number(fc, x):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        return forward_ad.unpack_dual(fc(dual) * 2).tangent
+
+
+def test_a_gradient_that_pytorch_cannot_trace():
+    net = Calls(dual_times_number)
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(poptorch.inferenceModel(net)(x)[0], net(x)[0].detach())
+    model = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(poptorch.Error, match="cannot trace the gradient of the call at") as caught:
+        model(x)
+    message = str(caught.value)
+    assert f"{__file__}:" in message
+    assert "poptorch.CPU" in message
+    assert "report a bug" not in message
+    net.calls["function"] = lambda fc, x: fc(x)
+    before = net.fc.weight.detach().clone()
+    model(x)
+    assert not torch.equal(net.fc.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kind", "text"),
+    [
+        (lambda _, x: torch.ops.aten.unknown(x), AttributeError, "unknown"),
+        (lambda _, x: nn.Module()(x), NotImplementedError, "forward"),
+        (lambda _, x: x.unknown(), AttributeError, "unknown"),
+        (lambda _, x: {}[x.dim()], KeyError, "2"),
+    ],
+    ids=["operator", "layer", "method", "key"],
+)
+def test_mistakes_keep_their_errors(mistake, kind, text):
+    model = poptorch.inferenceModel(Calls(mistake))
+    with pytest.raises(kind, match=text) as caught:
+        model(torch.ones(2, 3))
+    assert not isinstance(caught.value, poptorch.Error)
+
+
+def function_of_pytorch(path, statement):
+    """Return a function whose code is in a file of PyTorch."""
+    file = str(Path(torch.__file__).parent / path)
+    names = {"__name__": "torch.part"}
+    exec(compile(f"def fails(*_):\n    {statement}", file, "exec"), names)
+    return names["fails"]
+
+
+@pytest.mark.parametrize(
+    ("path", "statement", "kind"),
+    [
+        ("_subclasses/fake_tensor.py", "raise KeyError('a table')", poptorch.Error),
+        ("fx/proxy.py", "assert False", poptorch.Error),
+        ("_meta_registrations.py", "raise NotImplementedError", poptorch.Error),
+        ("_meta_registrations.py", "raise RuntimeError('a shape')", RuntimeError),
+        ("nn/functional.py", "raise NotImplementedError('a mode')", NotImplementedError),
+        ("autograd/graph.py", "raise RuntimeError('x INTERNAL ASSERT FAILED y')", poptorch.Error),
+    ],
+)
+def test_failures_of_pytorch_itself(path, statement, kind):
+    model = poptorch.inferenceModel(Calls(function_of_pytorch(path, statement)))
+    with pytest.raises(kind) as caught:
+        model(torch.ones(2, 3))
+    assert isinstance(caught.value, poptorch.Error) == (kind is poptorch.Error)
+    assert not model.isCompiled()
