@@ -256,8 +256,11 @@ class LifeCycle:
         if settings is not self._use.settings:
             self._carried = None
             return
-        # Parameters without a state from the previous program start from the initial state.
-        state.write_state({**state.read_all_states(), **states})
+        # What the host has loaded since is newer. Parameters without a state from the previous
+        # program start from the initial state.
+        newer = set() if self._use.states is None else self._use.states.taken
+        older = {name: value for name, value in states.items() if name not in newer}
+        state.write_state({**state.read_all_states(), **older})
         # States of parameters that do not train now are kept until they train again.
         resting = states.keys() - state.read_all_states().keys()
         self._carried = settings, {name: states[name] for name in resting}

@@ -41,6 +41,9 @@ class OptimizerStates:
         state: The variables that the program keeps on its device.
         parameters: The parameters, by the names that they have in the program.
         optimizers: The optimizers that the program steps.
+
+    Attributes:
+        taken: The names of the states that the program has taken over.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class OptimizerStates:
         self._state = state
         self._optimizers = optimizers
         self._seen = -1
+        self.taken: set[str] = set()
         self._version: object = None
         updates = () if state.plan is None else state.plan.updates
         trained = {id(parameters[one.parameter]): one.parameter for one in updates}
@@ -82,6 +86,8 @@ class OptimizerStates:
                 if found or (found is not None and self._seen != -1):
                     values[name] = found
             self._state.write_update_states(values)
+            for name, found in values.items():
+                self.taken |= {s.name for s in self._state.states_of(name) if s.kind in found}
             for parameter, _ in elsewhere:
                 newest[parameter] = self
             if isinstance(optimizer, optim.Optimizer):

@@ -14,6 +14,7 @@ from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.numerics import scales_automatically
 from popsim_torch.executor.optimizer_states import OptimizerStates
+from popsim_torch.executor.torch_states import moved_by_device
 from popsim_torch.executor.updates import lacks_running_mean, make_plan
 from popsim_torch.executor.value_watch import ValueWatch
 from popsim_torch.optim.captures import GradientCapture, unwrapped
@@ -190,11 +191,14 @@ class OptimizerUse:
         automatic = scales_automatically(self._device.options)
         if automatic and isinstance(optimizer, optim.Optimizer):
             optimizer.variable_attrs.markAsVariable("loss_scaling")
+        known = None if self.settings is None else self.settings.attributes
+        if known is not None:
+            known = known.knowing(moved_by_device(optimizer))
         settings = read_optimizer(
             optimizer,
             automatic_loss_scaling=automatic,
             relax_checks=bool(self._device.options.relax_optimizer_checks),
-            known_attributes=None if self.settings is None else self.settings.attributes,
+            known_attributes=known,
         )
         if lacks_running_mean(settings, self._device.options):
             if self._device.compiled is not None:

@@ -51,7 +51,7 @@ def from_host(
     """
     state = optimizer.state.get(parameter, {})
     if not state:
-        return {}
+        kept = _made_in_group(optimizer, parameter, kept)
     names = _names_of(optimizer)
     values: dict[str, torch.Tensor] = {}
     for one in kept:
@@ -69,6 +69,23 @@ def from_host(
             is_count = one.kind == "Step" and not one.path
             values[one.kind] = wide.reshape(1) if is_count else wide
     return values
+
+
+def _made_in_group(
+    optimizer: torch.optim.Optimizer, parameter: torch.Tensor, kept: Sequence[State]
+) -> Sequence[State]:
+    """Return the states that steps have put into the group of a parameter that has no others.
+
+    Numbers of groups do not show whether there has been a step; tensors of steps do.
+    """
+    made = [one for one in kept if one.number == "flag"]
+    for one in kept:
+        if one.owner == "group" and not one.number:
+            container, path = _container(optimizer, parameter, one)
+            if _found(container, path) is None:
+                return ()
+            made.append(one)
+    return made if any(one.owner == "group" for one in made) else ()
 
 
 def to_host(

@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ _KNOWN_CLASSES = {
 }
 
 
+# What `load_state_dict` of PyTorch adds to the defaults.
+_OF_LOADING = frozenset({"differentiable"})
+
+
 @dataclasses.dataclass(frozen=True)
 class AttributeRecord:
     """The names of an optimizer's attributes, to detect new ones later.
@@ -88,9 +92,14 @@ class AttributeRecord:
         return cls(
             type_name,
             frozenset(visible),
-            frozenset(optimizer.defaults),
+            frozenset(optimizer.defaults) - _OF_LOADING,
             tuple(frozenset(group) for group in optimizer.param_groups),
         )
+
+    def knowing(self, names: Collection[str]) -> AttributeRecord:
+        """Return a record with more keys in each group."""
+        groups = tuple(known.union(names) for known in self.group_names)
+        return dataclasses.replace(self, group_names=groups)
 
     def joined(self, later: AttributeRecord, *, relax_checks: bool) -> AttributeRecord:
         """Report names that are new in a later record, and return both records together.

@@ -146,6 +146,18 @@ class StepSource:
         found = dict(leaves(dict(self.groups[group]))).get(path)
         return found if _is_value(found) or isinstance(found, bool) else None
 
+    def group_tensors(self) -> dict[Path, torch.Tensor]:
+        """Return the tensors in groups that steps may have put there, by group and key."""
+        return {
+            (index, path): leaf
+            for index, group in enumerate(self.groups)
+            for path, leaf in leaves(dict(group))
+            if len(path) == 1 and self._is_kept(path, leaf)
+        }
+
+    def _is_kept(self, path: Path, leaf: object) -> bool:
+        return isinstance(leaf, torch.Tensor) and path[0] not in self.groups[-1]
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors that are attributes, by name."""
         return {
@@ -160,11 +172,12 @@ class StepSource:
         The numbers are those of groups, and those that attributes hold in tensors.
         """
 
-        def of_group(leaf: Any) -> object:
-            return "number" if _is_value(leaf) else _described(leaf)
+        def of_group(path: Path, leaf: Any) -> object:
+            is_number = _is_value(leaf) and not self._is_kept(path, leaf)
+            return "number" if is_number else _described(leaf)
 
         groups = tuple(
-            tuple((path, of_group(leaf)) for path, leaf in leaves(dict(group)))
+            tuple((path, of_group(path, leaf)) for path, leaf in leaves(dict(group)))
             for group in self.groups
         )
         own = tuple(

@@ -78,6 +78,8 @@ class _Deriver:
         self._runs = StepRuns(source, slots)
         self._runs.one_by_one = one_by_one
         self._values = dict(self._runs.values)
+        # Tensors in groups that steps do not change.
+        self._hyper: set[CellKey] = set()
         # Numbers of groups and attributes that only later steps change.
         self._late: dict[CellKey, str] = {}
 
@@ -134,7 +136,12 @@ class _Deriver:
         """
         while True:
             try:
-                return self._derived(host_states)
+                step = self._derived(host_states)
+                found_here = step.unchanged_group_tensors()
+                if not found_here:
+                    return step
+                self._hyper |= found_here  # (numbers from now on)
+                self._begin_again(self._runs.truths)
             except ChangingTruths as found:  # (expected from now on)
                 truths = self._runs.truths | found.keys
                 self._begin_again(truths)
@@ -144,7 +151,9 @@ class _Deriver:
 
     def _begin_again(self, truths: set[CellKey]) -> None:
         """Forget all runs; expect what they have shown."""
-        self._runs = StepRuns(self._source, self._slots)
+        one_by_one = self._runs.one_by_one
+        self._runs = StepRuns(self._source, self._slots, self._hyper)
+        self._runs.one_by_one = one_by_one
         self._runs.truths = truths
         for key, kind in self._late.items():
             self._add_number(key, kind)
@@ -213,7 +222,7 @@ class _Deriver:
             if cell.is_number and (
                 cell.owner == "attribute" or (cell.owner == "group" and cell.path[0] in groups)
             ):
-                self._add_number((0, cell.owner, cell.path), cell.number)
+                self._add_number(self._runs.key_of(cell.owner, cell.path), cell.number)
 
     def _add_number(self, key: CellKey, kind: str) -> None:
         if any(cell.key == key for cell in self._runs.moving):
@@ -260,7 +269,14 @@ class _Deriver:
             if not new:
                 break
             for key in new:
-                self._add_number(key, outcome.numbers.get(key, "float"))
+                tensor = outcome.cells[key]
+                if key in outcome.numbers:
+                    self._add_number(key, outcome.numbers[key])
+                else:  # a tensor in a group
+                    self._runs.added.add(key)
+                    self._runs.moving.append(
+                        Cell(key[0], key[2], key[1], tuple(tensor.shape), tensor.dtype)
+                    )
         results = results_of(module)
         count = len(self._slots) + len(outcome.cells)
         initial = dict(zip(outcome.initial, range(count, len(results)), strict=True))
@@ -316,17 +332,17 @@ class _Deriver:
 
     def _moving_cell(self, key: CellKey, kind: str) -> Cell:
         """Describe a number of a group or an attribute that steps change."""
-        _, owner, path = key
+        slot, owner, path = key
         if self._is_new(key):
             self._runs.added.add(key)
-            return Cell(0, path, owner, (), torch.float64, kind)
+            return Cell(slot, path, owner, (), torch.float64, kind)
         value: Any = (
             self._source.number(path[0], path[1])
             if owner == "group"
             else self._source.attributes[path[0]]
         )
         kind = number_kind(value) or "float"  # (a group may have a tensor)
-        return Cell(0, path, owner, (), torch.float64, kind, float(value))
+        return Cell(slot, path, owner, (), torch.float64, kind, float(value))
 
     def _is_new(self, key: CellKey) -> bool:
         """Return whether the first step makes a number of a group or an attribute."""
@@ -384,9 +400,9 @@ class _Deriver:
             tensor = outcome.cells[cell.key].to(cell.dtype)
             if tuple(tensor.shape) != cell.shape:
                 raise Error(
-                    f"The step of {self._source.kind.__name__} changes the shape of its state "
-                    f"'{cell.path[-1]}' from {list(cell.shape)} to {list(tensor.shape)}. On the "
-                    "device, states have one shape."
+                    f"The step of {self._source.kind.__name__} changes the shape of "
+                    f"{shown_key(cell.key)} from {list(cell.shape)} to {list(tensor.shape)}. On "
+                    "the device, what a step leaves to the next one has one shape."
                 )
             states.append(tensor)
         return [*weights, *states]

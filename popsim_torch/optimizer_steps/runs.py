@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -102,11 +102,12 @@ class StepRuns:
     Args:
         source: The optimizer.
         slots: The parameters.
+        hyper: The tensors in groups that are hyper-parameters: steps leave them as they are.
 
     Attributes:
         values: The present hyper-parameters.
-        moving: Cells beside the states of parameters: tensors in attributes, and numbers of groups
-            and attributes that steps change.
+        moving: Cells beside the states of parameters: tensors in attributes and groups, and numbers
+            there that steps change.
         added: Those of these cells that the first step makes.
         sometimes: Those of them that the first step makes in some of its ways only.
         read: The entries of groups that steps after the first one have read: group and key.
@@ -121,12 +122,25 @@ class StepRuns:
             parameters a result depends on, not to compute it.
     """
 
-    def __init__(self, source: StepSource, slots: Sequence[Slot]) -> None:
+    def __init__(
+        self, source: StepSource, slots: Sequence[Slot], hyper: Collection[CellKey] = ()
+    ) -> None:
         self._source = source
         self._slots = tuple(slots)
         groups = {slot.group for slot in slots}
-        self.values = {k: value for k, value in source.numbers().items() if k[0] in groups}
-        self.moving = list(map(_cell_of_attribute, source.tensors().items()))
+        kept: dict[CellKey, torch.Tensor] = {
+            self.key_of("attribute", (name,)): one for name, one in source.tensors().items()
+        }
+        for path, one in source.group_tensors().items():
+            key = self.key_of("group", path)
+            if path[0] in groups and key not in hyper:
+                kept[key] = one
+        self.moving = list(map(_cell_of_tensor, kept, kept.values()))
+        self.values = {
+            path: value
+            for path, value in source.numbers().items()
+            if path[0] in groups and self.key_of("group", path) not in kept
+        }
         self.added: set[CellKey] = set()
         self.sometimes: set[CellKey] = set()
         self.read: set[tuple[int, Any]] = set()
@@ -141,6 +155,16 @@ class StepRuns:
         self._indices = tuple(dict.fromkeys(slot.group for slot in slots))
         self._watch = StepWatch(source, self._indices)
         self._leaf_changes = LeafChanges(source.kind)
+
+    def key_of(self, owner: str, path: Path) -> CellKey:
+        """Return what identifies something that a group or an attribute holds.
+
+        Args:
+            owner: ``group`` or ``attribute``.
+            path: Where it is. What a group holds belongs to the first parameter of the group.
+        """
+        of_group = (i for i, slot in enumerate(self._slots) if slot.group == path[0])
+        return next(of_group, 0) if owner == "group" else 0, owner, path
 
     def all_ways(self, given: Given) -> Outcome:
         """Run the step once for each combination of answers, and join the results."""
@@ -223,7 +247,7 @@ class StepRuns:
             weight.grad = gradient.clone()
         for weight, slot in zip(weights, self._slots, strict=True):
             vars(weight).update(slot.attributes)
-        hyper: dict[Any, StepNumber | StepTruth] = {
+        hyper: dict[Any, StepNumber | StepTruth | torch.Tensor] = {
             key: StepNumber(tensor, ("name", key), choices) for key, tensor in given.numbers.items()
         }
         attributes = {}
@@ -231,12 +255,11 @@ class StepRuns:
             if given.is_first and cell.key in self.added:
                 continue
             tensor = given.moving[cell.key]
+            value = of_state(tensor, cell.number) if cell.is_number else tensor.clone()
             if cell.owner == "group":
-                hyper[cell.path[0], cell.path[1]] = of_state(tensor, cell.number)
+                hyper[cell.path[0], cell.path[1]] = value
             else:
-                attributes[cell.path] = (
-                    of_state(tensor, cell.number) if cell.is_number else tensor.clone()
-                )
+                attributes[cell.path] = value
         kept = States(number_of)
         if not given.is_first:
             self._fill(kept, weights, given.states, of_state)
@@ -304,16 +327,21 @@ class StepRuns:
                 outcome_key = slot, name, (*prefix, *path)
                 whole = path in state.whole
                 self._note(outcome, outcome_key, leaf, state.initial.get(path), whole=whole)
-        for (index, path), leaf in entries_of_groups(self._indices, optimizer).items():
-            value = is_number(leaf) or is_truth(leaf)
-            if value and leaf is not groups.get((index, path)):
-                self._note(outcome, (0, "group", (index, path)), leaf, None)
+        entries = entries_of_groups(self._indices, optimizer)
+        for (index, path), leaf in entries.items():
+            is_tensor = isinstance(leaf, torch.Tensor) and len(path) == 1
+            if not (is_tensor or is_number(leaf) or is_truth(leaf)):
+                continue
+            if leaf is not groups.get((index, path)):
+                self._note(outcome, self.key_of("group", (index, path)), leaf, None)
         for path in changed_attributes(attributes, optimizer):
-            self._note(outcome, (0, "attribute", path), vars(optimizer)[path[0]], None)
+            self._note(outcome, self.key_of("attribute", path), vars(optimizer)[path[0]], None)
         for cell in self.moving:
-            if not cell.is_number:
+            if not cell.is_number and cell.owner == "attribute":
                 self._note(outcome, cell.key, vars(optimizer)[cell.path[0]], None)
-            elif cell.key not in outcome.cells:
+            elif not cell.is_number and (cell.path[0], cell.path[1]) in entries:
+                self._note(outcome, cell.key, entries[cell.path[0], cell.path[1]], None)
+            elif cell.is_number and cell.key not in outcome.cells:
                 # A number that stays in this run; there is none before the first step adds it.
                 same = (
                     groups.get((cell.path[0], cell.path[1]))
@@ -360,7 +388,7 @@ class StepRuns:
             outcome.initial[key] = initial
 
 
-def _cell_of_attribute(item: tuple[str, torch.Tensor]) -> Cell:
-    name, tensor = item
+def _cell_of_tensor(key: CellKey, tensor: torch.Tensor) -> Cell:
+    slot, owner, path = key
     dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
-    return Cell(0, (name,), "attribute", tuple(tensor.shape), dtype)
+    return Cell(slot, path, owner, tuple(tensor.shape), dtype)

@@ -57,7 +57,7 @@ def rebuilt(
     source: StepSource,
     slots: Sequence[Slot],
     weights: Sequence[torch.Tensor],
-    numbers: Mapping[tuple[int, Path], StepNumber | StepTruth],
+    values: Mapping[tuple[int, Path], StepNumber | StepTruth | torch.Tensor],
     attributes: Mapping[Path, Any],
     states: States,
 ) -> torch.optim.Optimizer:
@@ -67,7 +67,7 @@ def rebuilt(
         source: The optimizer.
         slots: The parameters.
         weights: The tensor of each parameter.
-        numbers: The numbers of the groups.
+        values: The numbers of the groups, and the tensors that steps keep there.
         attributes: Values in place of those of attributes, by name.
         states: The states.
     """
@@ -80,12 +80,12 @@ def rebuilt(
     optimizer.param_groups = []
     for index in dict.fromkeys(slot.group for slot in slots):
 
-        def number(path: Path, leaf: Any, index: int = index) -> Any:
-            return numbers.get((index, path), leaf)
+        def entry(path: Path, leaf: Any, index: int = index) -> Any:
+            return values.get((index, path), leaf)
 
-        group = mapped(dict(source.groups[index]), number)
+        group = mapped(dict(source.groups[index]), entry)
         known = {path for path, _ in leaves(group)}
-        for (owner, path), value in numbers.items():
+        for (owner, path), value in values.items():
             if owner == index and path not in known:  # the last step has added it
                 put(group, path, value)
         pairs = zip(slots, weights, strict=True)

@@ -12,7 +12,7 @@ import torch.fx
 from popsim_torch.ir import names
 from popsim_torch.optim.formula import InitialValue, UpdateFormula
 from popsim_torch.optim.nested import Path, path_name
-from popsim_torch.optimizer_steps.compare import depends_on, results_of
+from popsim_torch.optimizer_steps.compare import depends_on, results_of, root_of
 from popsim_torch.optimizer_steps.numbers import Known, evaluate
 from popsim_torch.optimizer_steps.source import Slot
 
@@ -112,6 +112,20 @@ class TracedStep:
             return all(evaluate(known, values) == answer for known, answer in self.noted)
         except (ArithmeticError, ValueError, KeyError):
             return False
+
+    def unchanged_group_tensors(self) -> set[CellKey]:
+        """Return the tensors in groups that the step leaves as they are."""
+        placeholders = (n for n in self.formula.graph_module.graph.nodes if n.op == "placeholder")
+        results = iter(results_of(self.formula.graph_module))
+        found = set()
+        for cells in self.cells:
+            next(placeholders), next(placeholders), next(results)  # weight and gradient
+            for cell in cells:
+                node, result = next(placeholders), next(results)
+                of_group = cell.owner == "group" and not cell.is_number
+                if of_group and root_of(result) is node:
+                    found.add(cell.key)
+        return found
 
     def parts_are_independent(self) -> bool:
         """Return whether each parameter is updated without the others."""

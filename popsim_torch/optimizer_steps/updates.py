@@ -258,6 +258,8 @@ class _Updates:
         if cell.is_flag:
             return 1.0 if host else None
         if cell.owner == "group":
+            if not cell.is_number:
+                return self._source.group_tensors().get(cell.path)
             return self._source.number(cell.path[0], cell.path[1])
         if cell.owner == "attribute":
             return self._source.attributes.get(cell.path[0])

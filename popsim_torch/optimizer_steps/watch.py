@@ -107,16 +107,19 @@ class StepWatch:
     def _change_of_groups(
         self, before: Mapping[tuple[int, Path], Any], optimizer: torch.optim.Optimizer
     ) -> str:
-        """Return the name of an entry of a group that is no number and has changed."""
+        """Return the name of an entry of a group that the device does not keep and has changed."""
         now = entries_of_groups(self._indices, optimizer)
         for key, old in before.items():
-            if key not in now or not (is_same(old, now[key]) or number_kind(now[key])):
+            new = now.get(key)
+            tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+            if key not in now or not (is_same(old, new) or number_kind(new) or tensors):
                 return f"'{path_name(key[1])}' of group {key[0]}"
         groups = zip(self._indices, optimizer.param_groups, strict=True)
         read = {index: group.read for index, group in groups if isinstance(group, NotingDict)}
         for (index, path), value in now.items():
-            new = (index, path) not in before and path[0] in read.get(index, ())
-            if new and not number_kind(value):
+            added = (index, path) not in before and path[0] in read.get(index, ())
+            tensor = isinstance(value, torch.Tensor) and len(path) == 1
+            if added and not (number_kind(value) or tensor):
                 return f"'{path_name(path)}' of group {index}"
         return ""
 

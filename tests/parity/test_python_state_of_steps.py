@@ -248,12 +248,6 @@ def _other_dict(self):
     self.held = {"n": self.held["n"] + 1}
 
 
-def _mean_of_group(self):
-    group = self.param_groups[0]
-    norm = group["params"][0].grad.norm()
-    group["mean"] = norm if "mean" not in group else 0.9 * group["mean"] + norm
-
-
 def _mode(self, p, group, state):
     state["mode"] = "b" if state.get("mode") == "a" else "a"
 
@@ -273,7 +267,6 @@ REFUSED = {
     ),
     "another list": (_plain, _other_list, [0], "self.held"),
     "another dict": (_plain, _other_dict, {"n": 0}, "self.held"),
-    "a tensor in a group": (_plain, _mean_of_group, None, "'mean' of group 0"),
     "a dict": (_plain, _count_in_dict, {"n": 0}, r"self.held\['n'\]"),
     "a new entry of a dict": (_plain, _count_new, {}, r"self.held\['n'\]"),
     "a list": (_plain, _count_in_list, [0], r"self.held\[0\]"),

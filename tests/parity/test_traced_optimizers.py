@@ -100,6 +100,27 @@ def test_ten_steps(name):
     pair.check()
 
 
+@pytest.mark.parametrize("another", [False, True], ids=["the same", "another"])
+@pytest.mark.parametrize("decay", [0.0, 0.1])  # (with 0.1, the program is made again)
+def test_states_that_an_optimizer_has_loaded(decay, another):
+    def make(parameters):
+        return optim.NAdam(parameters, lr=0.01)
+
+    pair = Pair(make)
+    pair.step(0, 3)
+    states = copy.deepcopy(pair.optimizer.state_dict())
+    for state in states["state"].values():
+        state["exp_avg"] *= 50
+    states["param_groups"][0]["weight_decay"] = decay
+    if another:
+        pair.optimizer = make(list(pair.net.parameters()))
+    for one in (pair.optimizer, pair.reference):
+        one.load_state_dict(copy.deepcopy(states))
+    pair.model.setOptimizer(pair.optimizer)
+    pair.step(3, 6)
+    pair.check()
+
+
 def test_muon_rounds_as_its_bfloat16_kernels_do():
     def matrices(parameters):
         return optim.Muon([p for p in parameters if p.dim() == 2], lr=0.02)
