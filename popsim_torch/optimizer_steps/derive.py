@@ -7,7 +7,6 @@ begin with these constants. Otherwise the program has both, and a flag says whic
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,18 +15,17 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
-from popsim_torch.optim.formula import InitialValue, UpdateFormula
+from popsim_torch.optim.formula import UpdateFormula
 from popsim_torch.optim.nested import Path, is_number, number_kind
 from popsim_torch.optim.step_source import StepSource
+from popsim_torch.optimizer_steps.beginnings import beginning
 from popsim_torch.optimizer_steps.compare import (
     depends_on,
     is_continued,
     like_weights,
     prepare,
     results_of,
-    root_of,
     simplify,
-    subgraph,
 )
 from popsim_torch.optimizer_steps.python_functions import python_numbers
 from popsim_torch.optimizer_steps.refusals import failed_trace, other_states, shown_key
@@ -294,41 +292,25 @@ class _Deriver:
             if key in known:
                 cells.append(known[key])
                 continue
-            cells.append(self._cell(key, tensor, module, results, initial.get(key)))
+            slot, owner, path = key
+            kind = outcome.numbers.get(key, "")
+            cell = Cell(slot, path, owner, tuple(tensor.shape), tensor.dtype, kind)
+            if key in initial:
+                cell = self._beginning(cell, module, results[initial[key]])
+            cells.append(cell)
         return (module, initial), cells
 
-    def _cell(
-        self,
-        key: CellKey,
-        tensor: torch.Tensor,
-        module: torch.fx.GraphModule,
-        results: Sequence[torch.fx.Node],
-        begin: int | None,
-    ) -> Cell:
-        """Describe a cell that the first step has made."""
-        slot, owner, path = key
-        dtype = tensor.dtype
-        shape = tuple(tensor.shape)
-        cell = Cell(slot, path, owner, shape, dtype, self._runs.kinds.get(key, ""))
-        if begin is None:
-            return cell
-        node = results[begin]
-        cell = dataclasses.replace(cell, dtype=node.meta["val"].dtype)
-        fill = _fill_of(node)
-        if fill is not None:
-            return dataclasses.replace(cell, initial=fill)
-        placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
-        read = [placeholders[2 * slot], *placeholders[len(placeholders) - len(self._runs.values) :]]
-        graph = subgraph(module, node, read)
-        if graph is None:
+    def _beginning(self, cell: Cell, module: torch.fx.GraphModule, node: torch.fx.Node) -> Cell:
+        """Return a cell that begins with the value of a node of the first step."""
+        placeholders = [one for one in module.graph.nodes if one.op == "placeholder"]
+        numbers = placeholders[len(placeholders) - len(self._runs.values) :]
+        begins = beginning(cell, module, node, [placeholders[2 * cell.slot], *numbers])
+        if begins is None:
             raise Error(
                 f"The state '{cell.name}' of {self._source.kind.__name__} begins with values of "
                 "other parameters, which the device cannot compute before the first step."
             )
-        return dataclasses.replace(
-            cell,
-            initial_from=InitialValue(graph),  # with the values of the optimizer at hand
-        )
+        return begins
 
     def _moving_cell(self, key: CellKey, kind: str) -> Cell:
         """Describe a number of a group or an attribute that steps change."""
@@ -488,21 +470,6 @@ class _Deriver:
                 if not owner and isinstance(value, (str, bool, type(None), dict, list, tuple))
             ),
         )
-
-
-def _fill_of(node: torch.fx.Node) -> float | None:
-    """Return the number that fills a new tensor; None for any other node."""
-    aten = torch.ops.aten
-    node = root_of(node)
-    target: Any = node.target
-    if target in (aten.zeros_like.default, aten.zeros.default, aten.new_zeros.default):
-        return 0.0
-    if target in (aten.ones_like.default, aten.ones.default, aten.new_ones.default):
-        return 1.0
-    if target in (aten.full.default, aten.full_like.default, aten.new_full.default):
-        value: Any = node.args[-1]
-        return float(value) if isinstance(value, (int, float)) else None
-    return None
 
 
 def derive(
