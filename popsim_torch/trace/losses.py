@@ -215,9 +215,9 @@ def find_final_loss(
 ) -> torch.Tensor:
     """Return the one loss that no other loss is computed from.
 
-    Losses without gradient count only if there are no others: then nothing is trained. If there
-    are several losses, the one number that forward computes from all of them and returns is
-    the loss: their sum.
+    Losses without gradient count only if there are no others: then nothing is trained. Of several
+    losses, the one that forward returns, with its gradient, is the loss; or else the one number
+    that forward computes from all of them and returns: their sum.
 
     Args:
         losses: Results of loss functions and of ``identity_loss``, in the order of their calls.
@@ -254,12 +254,17 @@ def find_final_loss(
         )
     final = outer or final
     if len({_origin(loss) for loss in final}) > 1:
+        # A metric, detached or not returned, has no gradient in eager PyTorch either.
+        returned = [loss for loss in final if _is_returned([loss], outputs)]
+        final = returned if len({_origin(loss) for loss in returned}) == 1 else final
+    if len({_origin(loss) for loss in final}) > 1:
         combined = _combinations(final, outputs)
         if len({_origin(output) for output in combined}) != 1:
             raise Error(
                 f"trainingModel: Multiple independent losses found in graph ({len(final)} of "
                 "them). There has to be one final loss: return their sum from forward, or "
-                'wrap it, poptorch.identity_loss(loss1 + loss2, reduction="sum").'
+                'wrap it, poptorch.identity_loss(loss1 + loss2, reduction="sum"). To return one '
+                "only as a metric, return its detach()."
             )
         final = combined
     loss = final[-1]

@@ -61,6 +61,7 @@ from popsim_torch.trace.module_state import (
 )
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
+from popsim_torch.trace.python_types import types_of_tensors
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.selected_calls import check_results
 from popsim_torch.trace.untraceable_calls import check_traceable
@@ -219,6 +220,7 @@ class _Tracer:
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(observed_functions(self._recorder.after_function))
             stack.enter_context(adapted_torch())
+            stack.enter_context(types_of_tensors(module))
             stack.enter_context(attributes_kept(module, self._recorder))
             if self._loop is not None:
                 stack.enter_context(self._loop.active(module))
@@ -239,10 +241,12 @@ class _Tracer:
             check_not_reassigned(module, swapped.given)
             self._result.read_constants = self._recorder.values.read_constants()
         check_results(structure)
+        # (host tensors that forward has written values of the device to have traced tensors)
+        known = self._recorder.known
         self._result.outputs = OutputSpec(
-            structure, on_device=lambda tensor: isinstance(tensor, FakeTensor)
+            structure, on_device=lambda tensor: isinstance(known(tensor), FakeTensor)
         )
-        return self._result.outputs.flatten(structure)
+        return [known(tensor) for tensor in self._result.outputs.flatten(structure)]
 
     @contextmanager
     def _translated_errors(self) -> Iterator[None]:

@@ -61,13 +61,21 @@ SUMS = {
 }
 
 
+METRICS = {  # (the other one is no part of the loss)
+    "detached": lambda one, two, out: (out, one.detach(), two),
+    "not returned": lambda one, two, out: (out, two),
+    "marked": lambda one, two, out: (one.detach(), poptorch.identity_loss(2 * two, "none")),
+    "as a number of both": lambda one, two, out: ((one + two).detach(), two),
+}
+
+
 def loss_in(output):
     if isinstance(output, dict):
         return output["loss"]
     return output[-1] if isinstance(output, tuple) else output
 
 
-@pytest.mark.parametrize("combine", SUMS.values(), ids=SUMS)
+@pytest.mark.parametrize("combine", (SUMS | METRICS).values(), ids=SUMS | METRICS)
 def test_what_forward_makes_of_all_losses_and_returns_is_trained(h, combine):
     net = Adds(combine)
     twin = copy.deepcopy(net)

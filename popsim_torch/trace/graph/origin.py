@@ -144,7 +144,12 @@ def is_user_code(frame: FrameType) -> bool:
     path = frame.f_code.co_filename
     # torch.fx calls functions through a lambda that it evaluates from a string.
     is_evaluated = path == "<string>" and "__name__" not in frame.f_globals
-    return not is_evaluated and not path.startswith((*_OWN_PATHS, "<frozen "))
+    return not is_evaluated and is_user_path(path)
+
+
+def is_user_path(path: str) -> bool:
+    """Return whether a file is the user's: not of PyTorch, this package or Python's start-up."""
+    return not path.startswith((*_OWN_PATHS, "<frozen "))
 
 
 def user_line(before: str = "", excludes: Sequence[str] = ()) -> str:

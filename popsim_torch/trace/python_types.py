@@ -1,0 +1,134 @@
+"""Lets ``type(x)`` of a tensor of the device be ``torch.Tensor`` in the user's code.
+
+Traced tensors are of a class of PyTorch's own. ``isinstance`` does not show that, but
+``type(x) is torch.Tensor`` and a table of functions by ``type(x)`` would take another way than in
+eager PyTorch. While a model is traced, the files of its code have another ``type``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.trace.graph.origin import is_user_path
+
+__all__ = ["types_of_tensors"]
+
+
+class _Types(type):
+    """The class of what stands for ``type``."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind = builtins.type(*args, **kwargs)
+        if kind is builtins.type:
+            return cls
+        if kind is not FakeTensor or len(args) != 1:
+            return kind
+        return nn.Parameter if isinstance(args[0], nn.Parameter) else torch.Tensor
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, builtins.type)
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, builtins.type)
+
+    def __eq__(cls, other: object) -> bool:
+        return cls is other or other is builtins.type
+
+    def __hash__(cls) -> int:
+        return hash(builtins.type)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(builtins.type, name)
+
+    def __mro_entries__(cls, bases: tuple[Any, ...]) -> tuple[type]:
+        return (builtins.type,)
+
+
+class _Type(metaclass=_Types):
+    """Stands for ``type``."""
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return builtins.type[item]
+
+
+_users: Counter[int] = Counter()  # traces that use a namespace, by its id
+
+
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+# (a thread of the parent may hold it, which does not exist in a child)
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@contextmanager
+def types_of_tensors(module: nn.Module) -> Iterator[None]:
+    """Let ``type`` know tensors of the device while the context lasts.
+
+    Args:
+        module: The model: the files of its classes, and of the functions that they import, have the
+            code.
+    """
+    namespaces = _namespaces(module)
+    with _lock:
+        for names in namespaces:
+            if not _users[id(names)]:
+                names["type"] = _Type
+            _users[id(names)] += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            for names in namespaces:
+                _users[id(names)] -= 1
+                if not _users[id(names)]:
+                    del _users[id(names)]
+                    names.pop("type", None)
+
+
+def _namespaces(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the global names of the files that have the user's code of a model."""
+    found: dict[int, dict[str, Any]] = {}
+    kinds = {kind for one in module.modules() for kind in type(one).__mro__}
+    functions = [one for kind in kinds for one in _functions(vars(kind))]
+    functions += [one for layer in module.modules() for one in _functions(vars(layer))]
+    seen = set(functions)
+    while functions:
+        function = functions.pop()
+        names = function.__globals__
+        if names.get("type", _Type) is _Type:  # (the user may have another meaning for it)
+            found[id(names)] = names
+        called = _functions({name: names.get(name) for name in function.__code__.co_names})
+        functions += [one for one in called if one not in seen]
+        seen.update(called)
+    return list(found.values())
+
+
+def _functions(named: Mapping[str, Any]) -> list[FunctionType]:
+    """Return the functions of the user's among the members of a class, or other named values."""
+    found = []
+    for value in named.values():
+        function = value.fget if isinstance(value, property) else value
+        if isinstance(function, (staticmethod, classmethod)):
+            function = function.__func__
+        while isinstance(function, FunctionType):
+            if is_user_path(function.__code__.co_filename):
+                found.append(function)
+            function = vars(function).get("__wrapped__")
+    return found

@@ -1,0 +1,113 @@
+"""``type(x)`` of tensors of the device in the code of a model."""
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import popsim_torch as poptorch
+from tests.parity.compare import quiet_options
+
+
+def doubled(x):
+    return 2 * x
+
+
+def by_kind(value):
+    return {torch.Tensor: doubled, list: sum}[type(value)](value)
+
+
+class Both(type):
+    pass
+
+
+USES = {
+    "is": lambda m, x: x * 2 if type(x) is torch.Tensor else x * 3,
+    "equals": lambda m, x: x * 2 if type(x) == torch.Tensor else x * 3,  # noqa: E721
+    "in": lambda m, x: x * 2 if type(x) in (list, torch.Tensor) else x * 3,
+    "name": lambda m, x: x * 2 if type(x).__name__ == "Tensor" else x * 3,
+    "table": lambda m, x: by_kind(x) + by_kind([x, x]),
+    "parameter": lambda m, x: x * (2 if type(m.fc.weight) is nn.Parameter else 3),
+    "buffer": lambda m, x: x * (2 if type(m.ones) is torch.Tensor else 3),
+    "result": lambda m, x: x * (2 if type(m.fc(x) + 1) is torch.Tensor else 3),
+    "same kind": lambda m, x: x * (2 if type(x) is type(m.ones) else 3),
+    "of a class": lambda m, x: x * (2 if isinstance(nn.Linear, type) else 3),
+    "of a metaclass": lambda m, x: x * (2 if issubclass(Both, type) and type(Both) is type else 3),
+    "of others": lambda m, x: x * (2 if type(x.dim()) is int and type(m) is Net else 3),
+    "new": lambda m, x: x * type("Two", (), {"number": 2})().number,
+    "annotation": lambda m, x: x * len(type[int].__args__),
+}
+
+
+class Net(nn.Module):
+    def __init__(self, use):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("ones", torch.ones(3))
+        self.use = use
+
+    def forward(self, x):
+        return self.use(self, x)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_like_eager(name):
+    net = Net(USES[name])
+    x = torch.randn(2, 3)
+    result = poptorch.inferenceModel(net, quiet_options())(x)
+    torch.testing.assert_close(result, net(x).detach())
+    assert "type" not in globals()
+
+
+class Regularised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x, y):
+        squares = [(p**2).sum() for p in self.parameters() if type(p) is nn.Parameter]
+        return poptorch.identity_loss(F.mse_loss(self.fc(x), y) + sum(squares), "none")
+
+
+def test_training():
+    net = Regularised()
+    eager = copy.deepcopy(net)
+    model = poptorch.trainingModel(net, quiet_options(), torch.optim.SGD(net.parameters(), lr=0.1))
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    x, y = torch.randn(4, 3), torch.randn(4, 2)
+    for _ in range(3):
+        model(x, y)
+        optimizer.zero_grad()
+        eager(x, y).backward()
+        optimizer.step()
+    torch.testing.assert_close(net.fc.weight, eager.fc.weight)
+
+
+def test_the_name_is_gone_after_an_error():
+    def fails(m, x):
+        assert type(x) is torch.Tensor
+        raise ValueError("of the user")
+
+    with pytest.raises(ValueError, match="of the user"):
+        poptorch.inferenceModel(Net(fails), quiet_options())(torch.ones(3))
+    assert "type" not in globals()
+
+
+def test_models_that_are_traced_in_several_threads():
+    results = {}
+
+    def run(number):
+        model = poptorch.inferenceModel(Net(USES["is"]), quiet_options())
+        results[number] = model(torch.ones(3))
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(results) == [0, 1, 2, 3]
+    assert all(torch.equal(one, 2 * torch.ones(3)) for one in results.values())
+    assert "type" not in globals()
