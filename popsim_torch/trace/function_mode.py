@@ -414,7 +414,7 @@ def _called(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
         if eager is not None:
             raise eager from None
         if not in_transform():
-            check_traced_call(error, current_origin())
+            check_traced_call(error, getattr(func, "__name__", ""), current_origin())
         raise
 
 

@@ -7,6 +7,7 @@ them, and their messages describe code that users do not know.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import FrameType
 
@@ -54,11 +55,12 @@ def check_traceable(error: Exception, origin: Origin) -> None:
         raise _refused(error, origin) from error
 
 
-def check_traced_call(error: Exception, origin: Origin) -> None:
+def check_traced_call(error: Exception, name: str, origin: Origin) -> None:
     """Refuse a call that has failed in a trace, and does not fail outside of it.
 
     Args:
         error: The exception of the call.
+        name: The name of the function.
         origin: The origin of the nodes that the call makes.
 
     Raises:
@@ -66,7 +68,7 @@ def check_traced_call(error: Exception, origin: Origin) -> None:
     """
     frame = _innermost_frame(error)
     if isinstance(error, _FAILURES) and not (frame and is_user_code(frame)):
-        raise _refused(error, origin) from error
+        raise _refused(error, origin, makes_sparse=name.startswith("sparse_")) from error
 
 
 def _is_assertion(error: Exception) -> bool:
@@ -88,12 +90,13 @@ def _innermost_frame(error: Exception) -> FrameType | None:
     return None if entry is None else entry.tb_frame
 
 
-def _refused(error: Exception, origin: Origin) -> Error:
+def _refused(error: Exception, origin: Origin, *, makes_sparse: bool = False) -> Error:
     call = "the gradient of the call" if origin.backward else "the call"
     layer = f" in the layer '{origin.scope.replace('/', '.')}'" if origin.scope else ""
-    lines = str(error).partition(", please report a bug")[0].splitlines()
+    text = re.split(r", please report a bug|\. This could be because", str(error))[0]
+    dense = "The device supports dense tensors only. " if makes_sparse else ""
     return Error(
         f"PyTorch cannot trace {call}{f' at {origin.source}' if origin.source else ''}{layer}: "
-        f"{': '.join([type(error).__name__, *lines[:1]])}\n"
-        "Compute it with other functions, or on the host (poptorch.CPU)."
+        f"{': '.join([type(error).__name__, *text.splitlines()[:1]])}\n"
+        f"{dense}Compute it with other functions, or on the host (poptorch.CPU)."
     )

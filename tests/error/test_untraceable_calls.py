@@ -1,5 +1,6 @@
 """Calls that PyTorch computes and cannot trace; mistakes that keep eager PyTorch's errors."""
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -94,3 +95,29 @@ def test_failures_of_pytorch_itself(path, statement, kind):
         model(torch.ones(2, 3))
     assert isinstance(caught.value, poptorch.Error) == (kind is poptorch.Error)
     assert not model.isCompiled()
+
+
+def test_a_sparse_tensor_that_forward_makes():
+    def sparse(_, x):
+        return torch.sparse_coo_tensor(torch.tensor([[0], [1]]), x[0, :1], (2, 2)).to_dense()
+
+    with pytest.raises(poptorch.Error, match="dense tensors only") as caught:
+        poptorch.inferenceModel(Calls(sparse))(torch.ones(2, 3))
+    assert "Facebook" not in str(caught.value)
+
+
+def test_tensors_that_a_cache_keeps():
+    table = functools.lru_cache(lambda n: torch.arange(n, dtype=torch.float32))
+    net = Calls(lambda _, x: x + table(3))
+    expected = torch.ones(2, 3) + torch.arange(3)
+    torch.testing.assert_close(poptorch.inferenceModel(net)(torch.ones(2, 3))[0], expected)
+    message = f"at {__file__}:.* made during an earlier trace .*lru_cache.*device='cpu'"
+    with pytest.raises(poptorch.Error, match=message):
+        poptorch.inferenceModel(net)(torch.ones(2, 3))
+    with pytest.raises(poptorch.Error, match=message):
+        net(torch.ones(2, 3))  # (eager PyTorch)
+    host = functools.lru_cache(lambda n: torch.arange(n, dtype=torch.float32, device="cpu"))
+    net = Calls(lambda _, x: x + host(3))
+    for _ in range(2):
+        torch.testing.assert_close(poptorch.inferenceModel(net)(torch.ones(2, 3))[0], expected)
+    torch.testing.assert_close(net(torch.ones(2, 3))[0], expected)

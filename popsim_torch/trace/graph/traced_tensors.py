@@ -18,6 +18,7 @@ from popsim_torch.private_torch.fake import (
     DataDependentOutputException,
     FakeMaker,
     FakeTensor,
+    FakeTensorDeviceMismatchError,
     FakeTensorMode,
     UnsupportedOperatorException,
     is_fake,
@@ -32,7 +33,9 @@ from popsim_torch.private_torch.functorch import (
 from popsim_torch.private_torch.modes import DisableTorchDispatch, disable_current_modes
 from popsim_torch.private_torch.operators import schema_of
 from popsim_torch.private_torch.proxies import get_proxy_mode, get_proxy_slot
+from popsim_torch.private_torch.trees import tree_leaves
 from popsim_torch.trace.graph.device import run_for_shapes
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.shape_rules import RULES
 from popsim_torch.wrapper_tensors import is_wrapper
 
@@ -154,9 +157,10 @@ def node_of(tensor: torch.Tensor) -> torch.fx.Node:
 def of_another_trace(tensor: torch.Tensor) -> Error:
     """Return the error for a tensor that forward has kept from an earlier trace."""
     return Error(
-        f"forward uses a tensor of shape {tuple(tensor.shape)} that was made during an earlier "
-        "trace of this or another model; it has no values. Make it in __init__, or "
-        "make a new one in each forward, instead of keeping it."
+        f"forward{user_line(' at ')} uses a tensor of shape {tuple(tensor.shape)} that was made "
+        "during an earlier trace of this or another model, and kept (in an attribute, or by a "
+        "cache such as functools.lru_cache); it has no values. Make it in __init__, or make a new "
+        "one in each forward, or one of the host in the cache: torch.arange(n, device='cpu')."
     )
 
 
@@ -234,7 +238,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         """Compute one operator.
 
         Raises:
-            Error: Code reads the value of a tensor that it has kept from the trace.
+            Error: Code reads the value of a tensor that it has kept from the trace, or combines
+                it with others.
         """
         if func is torch.ops.aten._to_copy.default and kwargs and _forgets_device(**kwargs):
             kwargs = {**kwargs, "device": args[0].device}
@@ -247,6 +252,11 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 raise
             run_for_shapes(operator)
             return super().dispatch(func, types, args, kwargs)
+        except FakeTensorDeviceMismatchError as error:
+            kept = [one for one in tree_leaves((args, kwargs)) if is_traced(one)]
+            if not self.is_over or not kept:
+                raise
+            raise of_another_trace(kept[0]) from error
         except DataDependentOutputException as error:
             if not self.is_over:
                 raise
