@@ -43,6 +43,7 @@ def refused_move(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Er
     return Error(
         f"Illegal move to CPU (Tensor.{name}){user_line(' at ')}: inside forward, tensors live "
         "on the device. Return the tensor from the model, or anchor it, to see it on the host."
+        + (" In arithmetic with an array, use torch.from_numpy(array)." * (name == "__array__"))
     )
 
 

@@ -39,6 +39,11 @@ def test_in_forward(refused, mistake):
     assert "Return the tensor from the model" in str(error)
 
 
+def test_arithmetic_with_an_array(refused):
+    error = refused(lambda _, x: x + np.ones(6), poptorch.Error, "Illegal move to CPU")
+    assert "torch.from_numpy(array)" in str(error)
+
+
 def test_moving_to_the_device_is_fine(h):
     class Moves(h.Net):
         def forward(self, x):
