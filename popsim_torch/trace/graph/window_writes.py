@@ -3,6 +3,7 @@
 For ``unfold``, PyTorch adds up the windows that show an element, whether they were changed or not,
 and takes zeros for elements in no window. It refuses changes through most ``as_strided``. So such a
 change becomes the change of a copy of the view, which is then written to its place in the memory.
+So do changes of expanded tensors: PyTorch adds up what has changed in all repeats of an element.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import is_in_place, is_view, viewed
+from popsim_torch.trace.graph.repeated_writes import at_first_repeat
 from popsim_torch.trace.graph.strided_views import add_call_like, is_whole, memory_order
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
@@ -23,7 +25,7 @@ __all__ = ["write_windows_back"]
 
 aten = torch.ops.aten
 
-_WINDOWS = frozenset({aten.unfold.default, aten.as_strided.default})
+_WINDOWS = frozenset({aten.expand.default, aten.unfold.default, aten.as_strided.default})
 # They write one value to all elements, so the order does not count.
 _FILLS = frozenset({aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default})
 
@@ -48,7 +50,9 @@ def write_windows_back(graph: torch.fx.Graph) -> None:
             if isinstance(given, torch.fx.Node) and (base := _base(given, known)) is not None:
                 if len(changed) > 1:
                     raise _refused(node, given.meta["val"], "together with other tensors")
-                _write_back(graph, node, key, given, base)
+                change = at_first_repeat(graph, node)
+                seen = given if change is node else change.args[0]
+                _write_back(graph, change, key, cast(torch.fx.Node, seen), base)
 
 
 def _changed(node: torch.fx.Node) -> list[tuple[int | str, Any]]:
@@ -123,7 +127,7 @@ def _write_back(
     first = seen.storage_offset() - value.storage_offset()
     is_inside = first >= 0 and _last_place(seen) <= _last_place(value)
     if not is_inside or not is_whole(value) or _kind(seen) != _kind(value):
-        raise _refused(node, seen, "and other memory than that of the tensor that was unfolded")
+        raise _refused(node, seen, "and other memory than that of the tensor that it shows")
     if _repeats(seen) and node.target not in _FILLS:
         problem = "in which elements occur several times: the result depends on their order"
         raise _refused(node, seen, problem)
@@ -160,7 +164,7 @@ def _refused(node: torch.fx.Node, seen: torch.Tensor, problem: str) -> Error:
     source, name = origin_of(node).source, schema_of(cast(OpOverload, node.target)).name
     return Error(
         f"{name}{f' at {source}' if source else ''} changes a view of shape {tuple(seen.shape)}, "
-        f"made by unfold or as_strided, {problem}. "
-        "Change a part of the view in which no element occurs twice (windows[..., 0]), change the "
-        "tensor itself, or compute new windows and add them up with F.fold."
+        f"made by expand, unfold or as_strided, {problem}. "
+        "Change a part of the view in which no element occurs twice (windows[..., 0]), a copy "
+        "(view.clone()) or the tensor itself, or compute new windows and add them up with F.fold."
     )
