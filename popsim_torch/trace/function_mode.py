@@ -62,12 +62,14 @@ from popsim_torch.trace.in_place import check_memory, is_in_place, masked_write
 from popsim_torch.trace.label_checks import check_labels
 from popsim_torch.trace.list_indices import with_tensor_indices
 from popsim_torch.trace.losses import LOSS_FUNCTIONS
+from popsim_torch.trace.mask_checks import check_masks
 from popsim_torch.trace.mixed_types import check_types
 from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.packed import packing_call
 from popsim_torch.trace.python_bools import without_bools
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
+from popsim_torch.trace.result_types import check_result_type
 from popsim_torch.trace.selected import selecting_call
 from popsim_torch.trace.selected_calls import selected_call
 from popsim_torch.trace.slice_checks import check_slice
@@ -331,6 +333,8 @@ class FunctionMode(TorchFunctionMode):
             args = as_autocast("linear", args)
         check_labels(func, args, kwargs)
         check_memory(func, name, args, kwargs)
+        check_result_type(func, name, args, kwargs)
+        check_masks(func, name, args, kwargs)
         check_slice(func, args, kwargs)
         self._strided_reads.check(func, name, args, kwargs)
         args, kwargs = without_bools(func, name, args, kwargs)

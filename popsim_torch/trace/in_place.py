@@ -15,7 +15,7 @@ from popsim_torch.trace.eager_errors import error_on_host
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced
 
-__all__ = ["check_memory", "is_in_place", "masked_write"]
+__all__ = ["changed_tensor", "check_memory", "is_in_place", "is_mask", "masked_write"]
 
 _RESIZES = frozenset({"resize_", "resize_as_"})
 _WRITES = frozenset({"__setitem__", "index_put_", "index_put"})
@@ -33,6 +33,13 @@ def is_in_place(name: str) -> bool:
     if name.startswith("__"):
         return name == "__setitem__" or (name.startswith("__i") and name not in _NO_CHANGES)
     return name.endswith("_")
+
+
+def changed_tensor(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the tensor, or the tensors, that a function of this name changes; None if none."""
+    if kwargs.get("out") is None and args and is_in_place(name):
+        return args[0]
+    return kwargs.get("out")
 
 
 _NO_CHANGES = frozenset({"__index__", "__int__", "__invert__", "__iter__"})
@@ -60,9 +67,7 @@ def check_memory(
     """
     if name in _RESIZES and args and is_traced(args[0]):
         _check_resize(name, args[0], args[1:])
-    target: Any = kwargs.get("out")
-    if target is None and args and is_in_place(name):
-        target = args[0]
+    target = changed_tensor(name, args, kwargs)
     if not is_traced(target) or in_transform():
         return
     others = [one for one in tree_leaves((args, kwargs)) if one is not target and is_traced(one)]
@@ -124,9 +129,9 @@ def masked_write(
     if not is_traced(value) or not value.requires_grad or not torch.is_grad_enabled():
         return None
     parts = list(index) if isinstance(index, (tuple, list)) else [index]
-    if not any(map(_is_mask, parts)):
+    if not any(map(is_mask, parts)):
         return None
-    known = [values.known_value(part) if _is_mask(part) else part for part in parts]
+    known = [values.known_value(part) if is_mask(part) else part for part in parts]
     if all(part is not None or parts[i] is None for i, part in enumerate(known)):
         return functools.partial(func, target, _positions(known), value, *others)
     if len(parts) != 1 or any(others):
@@ -142,7 +147,8 @@ def masked_write(
     return functools.partial(_write_where, target, mask, value, name)
 
 
-def _is_mask(index: Any) -> bool:
+def is_mask(index: Any) -> bool:
+    """Return whether an index takes the elements of a mask."""
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
@@ -150,7 +156,7 @@ def _positions(parts: list[Any]) -> tuple[Any, ...]:
     """Return an index with the positions of the elements of its masks."""
     result: list[Any] = []
     for part in parts:
-        result += part.nonzero(as_tuple=True) if _is_mask(part) else [part]
+        result += part.nonzero(as_tuple=True) if is_mask(part) else [part]
     return tuple(result)
 
 
