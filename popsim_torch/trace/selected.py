@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -19,12 +20,12 @@ from torch.overrides import handle_torch_function
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.tensors import version_of
 from popsim_torch.private_torch.trees import tree_leaves
-from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.origin import is_user_code, user_line
 from popsim_torch.trace.graph.same_values import have_same_value
 from popsim_torch.trace.graph.traced_tensors import find_node, in_transform, is_traced
 from popsim_torch.trace.host_data import HostData
 
-__all__ = ["Selected", "selecting_call"]
+__all__ = ["Selected", "SizesAtMask", "check_sizes", "selecting_call"]
 
 
 class Selected:
@@ -79,15 +80,7 @@ class Selected:
 
     def refused(self, name: str) -> Error:
         """Return the error for a call that needs to know how many rows there are."""
-        return Error(
-            f"The number of elements of z[mask]{self.line} depends on values of the device, which "
-            f"do not exist while the model is traced, and '{name}'{user_line(' at ')} needs it. "
-            "Elementwise functions, sums, means and losses of z[mask] work, functions of each row "
-            "(linear, softmax(-1)), and y[mask] = f(z[mask]), all with the same mask. For others, "
-            "keep the shape: instead of y[mask] = f(z[mask]), write "
-            "y = torch.where(mask, f(z), y); instead of y[mask].max(), "
-            "torch.where(mask, y, -torch.inf).max()."
-        )
+        return _refused(name, user_line(" at "), self.line)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,7 +112,7 @@ class Selected:
         Raises:
             Error: It is the number of rows.
         """
-        sizes = _Sizes(self)
+        sizes = SizesAtMask(self)
         return sizes if dim is None else sizes[dim]
 
     def __repr__(self) -> str:
@@ -128,7 +121,7 @@ class Selected:
     __hash__ = object.__hash__
 
 
-class _Sizes(Sequence[int]):
+class SizesAtMask(Sequence[int]):
     """The shape of elements at a mask, whose first size nobody knows."""
 
     def __init__(self, of: Selected) -> None:
@@ -142,13 +135,17 @@ class _Sizes(Sequence[int]):
         if isinstance(index, slice):
             found = range(len(self))[index]
             if 0 in found:
-                self._refuse()
+                raise self.refused("shape")
             return torch.Size(self._inner[one - 1] for one in found)
         position = range(len(self))[index]
         return self._inner[position - 1] if position else self._refuse()
 
+    def refused(self, name: str) -> Error:
+        """Return the error for a call that needs to know the first size."""
+        return self._of.refused(name)
+
     def _refuse(self, *_: Any) -> NoReturn:
-        raise self._of.refused("shape")
+        raise self.refused("shape")
 
     __iter__ = __eq__ = __str__ = __repr__ = _refuse
     __hash__ = object.__hash__
@@ -156,6 +153,43 @@ class _Sizes(Sequence[int]):
     def numel(self) -> int:
         """Refuse to tell the number of elements."""
         self._refuse()
+
+
+def _refused(name: str, at: str, selected_at: str = "") -> Error:
+    return Error(
+        f"The number of elements of z[mask]{selected_at} depends on values of the device, which "
+        f"do not exist while the model is traced, and '{name}'{at} needs it. "
+        "Elementwise functions, sums, means and losses of z[mask] work, functions of each row "
+        "(linear, softmax(-1)), and y[mask] = f(z[mask]), all with the same mask. For others, "
+        "keep the shape: instead of y[mask] = f(z[mask]), write "
+        "y = torch.where(mask, f(z), y); instead of y[mask].max(), "
+        "torch.where(mask, y, -torch.inf).max()."
+    )
+
+
+def check_sizes(error: Exception) -> None:
+    """Refuse a call that PyTorch has refused because the number of rows is among its arguments.
+
+    Args:
+        error: The exception of forward.
+
+    Raises:
+        Error: It is such a call, ``torch.ones(z[mask].shape)``.
+    """
+    text = str(error)
+    if isinstance(error, (TypeError, ValueError)) and SizesAtMask.__name__ in text:
+        function = re.match(r"\w+(?=\(\))", text)
+        raise _refused(function[0] if function else "shape", _line_of(error)) from error
+
+
+def _line_of(error: Exception) -> str:
+    """Return the innermost line of the user in a traceback."""
+    line, entry = "", error.__traceback__
+    while entry is not None:
+        if is_user_code(entry.tb_frame):
+            line = f" at {entry.tb_frame.f_code.co_filename}:{entry.tb_lineno}"
+        entry = entry.tb_next
+    return line
 
 
 def _method(name: str) -> Callable[..., Any]:

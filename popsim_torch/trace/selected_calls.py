@@ -14,7 +14,7 @@ from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_leaves, tree_map_only
 from popsim_torch.trace.books.known_values import TO_PYTHON
 from popsim_torch.trace.in_place import is_in_place
-from popsim_torch.trace.selected import Selected
+from popsim_torch.trace.selected import Selected, SizesAtMask
 from popsim_torch.trace.selected_losses import LOSSES, loss_of, mean_of, sum_of
 from popsim_torch.trace.selected_rows import by_row
 
@@ -67,7 +67,12 @@ def selected_call(
     Raises:
         Error: The call needs to know how many there are.
     """
-    first = next((one for one in (*args, *kwargs.values()) if type(one) is Selected), None)
+    first = None
+    for one in (*args, *kwargs.values()):
+        if type(one) is SizesAtMask:
+            raise one.refused(name)
+        if first is None and type(one) is Selected:
+            first = one
     if first is None:
         return _joined_call(func, name, args, kwargs)
     if name in _READS:

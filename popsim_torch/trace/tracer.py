@@ -63,6 +63,7 @@ from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
 from popsim_torch.trace.python_types import types_of_tensors
 from popsim_torch.trace.recorder import Recorder
+from popsim_torch.trace.selected import check_sizes
 from popsim_torch.trace.selected_calls import check_results
 from popsim_torch.trace.untraceable_calls import check_traceable
 from popsim_torch.trace.user_backward import observed_backward, observed_functions
@@ -286,6 +287,7 @@ class _Tracer:
             located = explained(error, current_origin().source)
             if located is not None:
                 raise located from None
+            check_sizes(error)
             check_traceable(error, current_origin())
             explain_failed_call(error, self._request.module, self._given)
             explain_failed_gradient(error, current_origin())

@@ -38,6 +38,8 @@ READS = {
     "return in a list": lambda y, mask: (y, [y[mask]]),
     "shape": lambda y, mask: y.sum() * y[mask].shape[0],
     "numel": lambda y, mask: y.sum() * y[mask].numel(),
+    "shape of a layer norm": lambda y, mask: nn.functional.layer_norm(y[mask], y[mask].shape),
+    "shape of zeros": lambda y, mask: y[mask].new_zeros(y[mask].shape),
     "len": lambda y, mask: y.sum() * len(y[mask]),
     "iteration": lambda y, mask: sum(one for one in y[mask]),
     "item": lambda y, mask: y.sum() * y[mask].item(),
@@ -72,6 +74,22 @@ def test_a_use_of_elements_at_a_mask(read):
         model(torch.tensor([1.0, -2.0, 3.0, 0.5]))
     assert "z[mask] at " in str(caught.value)
     assert "test_masks_of_the_device.py" in str(caught.value)
+
+
+SHAPES = {
+    "ones": lambda y, mask: torch.ones(y[mask].shape),
+    "full": lambda y, mask: torch.full(size=y[mask].size(), fill_value=2.0),
+    "expand": lambda y, mask: torch.zeros(1).expand(y[mask].shape),
+    "normal": lambda y, mask: torch.normal(0.0, 1.0, y[mask].shape),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shape_among_the_arguments(name):
+    model = poptorch.inferenceModel(Reading(SHAPES[name]))
+    message = rf"elements of z\[mask\] depends on .* '{name}' at .*test_masks_of_the_device.py:\d+"
+    with pytest.raises(poptorch.Error, match=message):
+        model(torch.tensor([1.0, -2.0, 3.0, 0.5]))
 
 
 def test_a_name_that_no_tensor_has():
