@@ -1,9 +1,9 @@
 """Internal functions of ``torch.nn`` modules, checkpoints and the compiler.
 
 Why: a trace replaces these functions if they need a value that does not exist. None of them has a
-public switch: the common class of all batch norms, a transformer's check of its mask, the code that
-``torch.utils.checkpoint`` runs around a function and its later comparison, and the compiler's
-setting that refuses a trace inside of a trace.
+public switch: the common class of all batch norms, a transformer's check of its mask, the method
+behind ``module.half()``, the code that ``torch.utils.checkpoint`` runs around a function and its
+later comparison, and the compiler's setting that refuses a trace inside of a trace.
 
 Checked: 2.13.
 """
@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 __all__ = [
     "BACKWARD_HOOK_NODE",
     "CHECKPOINT_GENERATORS",
+    "CONVERSION",
     "MASK_DETECTION",
     "BatchNorm",
     "CachingTorchDispatchMode",
@@ -27,6 +28,8 @@ __all__ = [
 
 # The function that checks whether a mask is causal, in the form for `unittest.mock`.
 MASK_DETECTION = (torch.nn.modules.transformer, "_detect_is_causal_mask")
+# The method with which a module converts its tensors, and those of the modules in it.
+CONVERSION = "_apply"
 # Names in `torch.utils.checkpoint` of the code around a checkpointed function: since 2.14
 # `..._generator_impl`, besides the former name.
 CHECKPOINT_GENERATORS = tuple(

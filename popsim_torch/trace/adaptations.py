@@ -23,6 +23,7 @@ from popsim_torch.trace.cumulative_norm import cumulative_norm
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import host_computation
 from popsim_torch.trace.host_reads import noticed_host_reads
+from popsim_torch.trace.module_casts import converted_modules
 from popsim_torch.trace.padded_encoders import padded_encoders
 from popsim_torch.trace.repeated_updates import repeated_norms
 
@@ -93,19 +94,6 @@ def _with_range_on_device() -> AbstractContextManager[Any]:
     return mock.patch.object(torch, "range", on_device)
 
 
-def _with_modules_in_place() -> AbstractContextManager[Any]:
-    """Let ``module.to(x.device)`` return a module that is on the device: all of its tensors are."""
-    move = torch.nn.Module.to
-
-    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        tensors = (*self.parameters(), *self.buffers())
-        if args == (DEVICE,) and not kwargs and all(one.device == DEVICE for one in tensors):
-            return self
-        return move(self, *args, **kwargs)
-
-    return mock.patch.object(torch.nn.Module, "to", to)
-
-
 def _with_weights_of_l1_loss() -> AbstractContextManager[Any]:
     """Let ``F.l1_loss`` have its weights: PyTorch does not pass them on to a mode."""
 
@@ -146,7 +134,7 @@ _ADAPTATIONS: tuple[Callable[[], AbstractContextManager[Any]], ...] = (
     cumulative_norm,
     noticed_host_reads,
     padded_encoders,
-    _with_modules_in_place,
+    converted_modules,
     _with_weights_of_l1_loss,
     _with_reverse_jacobians,
 )

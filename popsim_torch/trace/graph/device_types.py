@@ -15,7 +15,7 @@ import torch
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map
-from popsim_torch.trace.graph.traced_tensors import is_traced
+from popsim_torch.trace.graph.traced_tensors import host_computation, is_traced
 
 
 def _cfloat(tensor: torch.Tensor, **settings: Any) -> torch.Tensor:
@@ -101,6 +101,8 @@ def as_device_types(
         func = _CASTS[name]
     elif func is torch.Tensor.element_size and is_traced(args[0]):
         func = _element_size
+    elif func is torch.Tensor.type and is_traced(args[0]):
+        func, args, kwargs = _type_call(*args, **kwargs)
     elif name in _REINTERPRETS:
         args = _reinterpretable(args, kwargs)
     else:
@@ -121,6 +123,24 @@ def as_device_types(
 def _element_size(tensor: torch.Tensor) -> int:
     """Return the number of bytes of an element as forward sees it."""
     return int(seen_dtype(tensor.dtype).itemsize)
+
+
+def _type_call(
+    tensor: torch.Tensor, dtype: Any = None, non_blocking: bool = False
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the call of ``Tensor.type`` without a class of tensors, which has a device."""
+    if dtype is None:
+        return _type_name, (tensor,), {}
+    if not isinstance(dtype, torch.dtype):
+        with host_computation():
+            dtype = torch.empty(0).type(dtype).dtype
+    return torch.Tensor.to, (tensor, held_dtype(dtype)), {}
+
+
+def _type_name(tensor: torch.Tensor) -> str:
+    """Return the name of the host's class of tensors with a dtype: ``torch.FloatTensor``."""
+    with host_computation():
+        return torch.empty(0, dtype=seen_dtype(tensor.dtype)).type()
 
 
 def _reinterpretable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -61,6 +61,27 @@ def test_what_forward_sees_is_what_comes_back():
         torch.testing.assert_close(found[case].double(), eager, rtol=1e-2, atol=0)
 
 
+TYPES = {
+    "own": lambda x: (x > 0).type(x.type()),
+    "name": lambda x: x.type("torch.HalfTensor"),
+    "class": lambda x: x.type(torch.LongTensor),
+    "keyword": lambda x: x.type(dtype="torch.DoubleTensor") + x,
+    "compared": lambda x: x * (x.type() == "torch.FloatTensor" and x.half().type() != x.type()),
+}
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_classes_of_tensors(name):
+    function = TYPES[name]
+    eager = function(VALUES)
+    torch.testing.assert_close(run(function, VALUES), eager, check_dtype=name == "own")
+
+
+def test_an_unknown_class_of_tensors():
+    with pytest.raises(ValueError, match=r"invalid type: 'torch.RoundTensor'"):
+        run(lambda x: x.type("torch.RoundTensor"), VALUES)
+
+
 def test_float64_and_bfloat16_lose_nothing_of_float32():
     x = torch.tensor([1.0009765625, 3.1415927])
     assert torch.equal(run(lambda x: x.bfloat16() * 1.0, x), x)
