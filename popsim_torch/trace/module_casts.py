@@ -33,8 +33,8 @@ def converted_modules() -> AbstractContextManager[Any]:
     ) -> nn.Module:
         for child in self.children() if recurse else ():
             getattr(child, CONVERSION)(function)
-        tensors: dict[str, Any]
-        for tensors in (own_parameters(self), own_buffers(self)):
+        both: tuple[dict[str, Any], ...] = (own_parameters(self), own_buffers(self))
+        for tensors in both:
             for name, tensor in tensors.items():
                 if tensor is not None:
                     with torch.no_grad():

@@ -30,6 +30,7 @@ from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_iter, tree_map_only
 from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.device import has_fixed_shapes
+from popsim_torch.trace.graph.device_types import made_by_class
 from popsim_torch.trace.graph.markers import CONSTANT, MARK, PRINT
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
@@ -151,7 +152,7 @@ class KnownValues(TorchDispatchMode):
             return _on_host(func, arguments)
         if torch.Tag.dynamic_output_shape in func.tags and not has_fixed_shapes(func, kwargs):
             return self._of_dynamic_shape(func, args, kwargs)
-        return func(*args, **kwargs)
+        return func(*args, **made_by_class(func, kwargs))
 
     def _check(self, tensor: torch.Tensor, message: str) -> bool:
         """Check that a number is zero, in each run if it is not known; return that it is."""

@@ -15,6 +15,7 @@ import torch
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.trees import tree_map
+from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import host_computation, is_traced
 
 
@@ -58,6 +59,7 @@ _SOURCES = {
     "scatter_add": (3, "src"),
     "scatter_reduce": (3, "src"),
 }
+_CPU = torch.device("cpu")
 _INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 
 
@@ -118,6 +120,20 @@ def as_device_types(
 
         args, kwargs = _with(fitting, _SOURCES[key], args, kwargs)
     return func, args, kwargs
+
+
+def made_by_class(operator: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of an operator; those of ``torch.FloatTensor(2, 3)`` are of the device.
+
+    Such a call is no function of torch, so the operator is the first that a mode sees.
+
+    Args:
+        operator: An ATen operator.
+        kwargs: Its keyword arguments.
+    """
+    if operator is not torch.ops.aten.empty.memory_format or kwargs.get("device", _CPU) != _CPU:
+        return kwargs
+    return {**kwargs, "dtype": _held(kwargs.get("dtype")), "device": DEVICE}
 
 
 def _element_size(tensor: torch.Tensor) -> int:
