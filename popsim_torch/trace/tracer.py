@@ -53,6 +53,7 @@ from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
 from popsim_torch.trace.graph.traced_tensors import TraceMode, find_node
 from popsim_torch.trace.join_slices import join_slices
+from popsim_torch.trace.kept_shapes import shapes_kept
 from popsim_torch.trace.losses import behind_hooks, find_final_loss, warn_of_numbers_behind
 from popsim_torch.trace.module_state import (
     TracedState,
@@ -214,7 +215,9 @@ class _Tracer:
         by_identity = {id(t): state[n] for n, t in (self._parameters | self._buffers).items()}
         args, kwargs = request.unflatten(inputs)
         self._given = arguments_of_call(module, args, kwargs)
+        named = dict(zip(request.input_names, inputs, strict=False))
         with ExitStack() as stack:
+            stack.enter_context(shapes_kept({**state, **named}))
             stack.enter_context(torch.set_grad_enabled(request.training))
             stack.enter_context(_context(op_listener, self._recorder.user_ops))
             stack.enter_context(_context(block_listener, request.stages))

@@ -1,0 +1,66 @@
+"""Refuses models whose forward changes the shape of an input, parameter or buffer in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+import torch.fx
+
+from popsim_torch.errors import Error
+from popsim_torch.private_torch.operators import opname
+from popsim_torch.trace.graph.functionalise import is_mutating, unchanged
+from popsim_torch.trace.graph.origin import origin_of
+from popsim_torch.trace.graph.traced_tensors import find_node
+
+__all__ = ["shapes_kept"]
+
+_CHANGES_SHAPE = frozenset(
+    {
+        *("as_strided_", "resize_", "resize_as_", "squeeze_", "swapaxes_", "swapdims_", "t_"),
+        *("transpose_", "unsqueeze_"),
+    }
+)
+
+
+@contextmanager
+def shapes_kept(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Check tensors after forward, which runs in this scope.
+
+    Args:
+        tensors: The traced tensors that a program gets, by name.
+
+    Raises:
+        Error: One of them has another shape than before.
+    """
+    before = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    yield
+    for name, tensor in tensors.items():
+        node = find_node(tensor)
+        if node is None or tuple(tensor.shape) == before[name]:
+            continue
+        if unchanged(node).op == "placeholder":  # else it has got the data of another tensor
+            raise _refused(name, tensor, before[name], _change(node))
+
+
+def _change(node: torch.fx.Node) -> torch.fx.Node:
+    """Return the last node that has changed the shape of a tensor."""
+    while opname(node.target) not in _CHANGES_SHAPE and is_mutating(node):
+        previous = node.args[0]
+        if not isinstance(previous, torch.fx.Node):
+            break
+        node = previous
+    return node
+
+
+def _refused(
+    name: str, tensor: torch.Tensor, before: tuple[int, ...], change: torch.fx.Node
+) -> Error:
+    source, method = origin_of(change).source, opname(change.target)
+    return Error(
+        f"forward{f' at {source}' if source else ''} changes the shape of '{name}' in place "
+        f"({method}), from {before} to {tuple(tensor.shape)}. A compiled model keeps the "
+        "shapes of its inputs, parameters and buffers: make another tensor (x = x.unsqueeze(1) "
+        "instead of x.unsqueeze_(1)), or change a copy (x.clone())."
+    )
