@@ -10,6 +10,7 @@ from torch import nn
 
 from popsim_torch.errors import Error
 from popsim_torch.executor.host_weights import plain, without_sync
+from popsim_torch.executor.memory_in_common import memory_of
 
 __all__ = ["check_apart"]
 
@@ -45,9 +46,9 @@ def check_apart(
     elif len(inputs) == 1:
         return
     for position in changed:
-        begin, end = _memory_of(inputs[position])
+        begin, end = memory_of(inputs[position])
         for place, (name, other) in enumerate(others):
-            start, stop = _memory_of(other)
+            start, stop = memory_of(other)
             if place != position and start < end and begin < stop:
                 raise Error(
                     f"forward changes input {names[position]} in place, which shares memory with "
@@ -57,12 +58,3 @@ def check_apart(
     if len(known) > _MOST_PLACES:
         known.clear()
     known |= places
-
-
-def _memory_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first address of a tensor, and the one after its last element."""
-    if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
-        return 0, 0
-    begin = tensor.data_ptr()
-    steps = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin, begin + (steps + 1) * tensor.element_size()

@@ -32,6 +32,7 @@ from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.gradient_captures import capture_gradients
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.interface import Interface
+from popsim_torch.executor.memory_in_common import check_apart
 from popsim_torch.executor.numerics import Numerics
 from popsim_torch.executor.observed import Observed, Observer, observe_program
 from popsim_torch.executor.overlap import check_overlap
@@ -247,6 +248,7 @@ def fit_program(c: Compilation) -> None:
     """Fit the program to this host, and build the executable."""
     check_buffers(c.request.module, c.found.program, c.request.options)
     check_enqueues(c.found.program, c.interface.loop)
+    check_apart(c.found.program, c.plan, c.traced, c.request.module)
     warn_of_anchors(c.found.program, c.anchors)
     try:
         if c.found.file is not None:

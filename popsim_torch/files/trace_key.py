@@ -31,8 +31,9 @@ __all__ = ["trace_key"]
 _PACKAGE = Path(__file__).parents[1]
 # Debugging information of torch, which is not in a program.
 _IGNORED_META = frozenset({"stack_trace", "seq_nr", "autograd_backward", "from_node"})
-# Objects of the user. The plan of updates describes the optimizers, and the graph the queues.
-_OBJECTS = frozenset({"optimizers", "enqueues"})
+# Objects of the user. The constants have what forward reads. The plan of updates describes
+# the optimizers, and the graph the queues.
+_OBJECTS = frozenset({"optimizers", "enqueues", "host_reads"})
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),

@@ -127,6 +127,7 @@ class Recorder:
         """Record that forward and backward have been traced."""
         for ending in self._endings:
             ending()
+        self._stand_ins.keep_host_reads()
 
     def close(self) -> None:
         """Forget the trace.

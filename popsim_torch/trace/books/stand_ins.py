@@ -14,7 +14,13 @@ from popsim_torch.trace.books.constants import Constants
 from popsim_torch.trace.books.result import TraceResult
 from popsim_torch.trace.graph.functionalise import unchanged
 from popsim_torch.trace.graph.origin import user_line
-from popsim_torch.trace.graph.traced_tensors import is_host_tensor, is_traced, node_of, unwrapped
+from popsim_torch.trace.graph.traced_tensors import (
+    has_memory,
+    is_host_tensor,
+    is_traced,
+    node_of,
+    unwrapped,
+)
 
 __all__ = ["StandIns"]
 
@@ -81,6 +87,10 @@ class StandIns:
             f"forward{user_line(' at ')} uses '{name}', a tensor of layout {host.layout}. The "
             "device supports dense tensors only: register the result of its to_dense() instead."
         )
+
+    def keep_host_reads(self) -> None:
+        """Put the host tensors that forward has used into the result."""
+        self._result.host_reads = [one for one in self._used.values() if has_memory(one)]
 
     def was_used(self, host: torch.Tensor) -> bool:
         """Return whether forward has used a host tensor."""

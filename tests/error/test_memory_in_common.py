@@ -1,0 +1,203 @@
+"""Parameters, buffers and host tensors that share memory, where the device has a copy of each."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import popsim_torch as poptorch
+
+X = torch.arange(6.0).reshape(2, 3) / 4
+
+
+class Tied(nn.Module):
+    """An autoencoder; the function ties the two weights."""
+
+    def __init__(self, tie):
+        super().__init__()
+        self.enc, self.dec = nn.Linear(3, 2, bias=False), nn.Linear(2, 3, bias=False)
+        tie(self)
+
+    def forward(self, x):
+        result = self.dec(self.enc(x))
+        return result, F.mse_loss(result, x)
+
+
+def by_view(net):
+    net.dec.weight = nn.Parameter(net.enc.weight.t())
+
+
+def by_data(net):
+    net.dec.weight.data = net.enc.weight.data.t()
+
+
+def by_numpy(net):
+    net.dec.weight = nn.Parameter(torch.from_numpy(net.enc.weight.detach().numpy().T))
+
+
+def partly(net):
+    table = torch.zeros(9)
+    net.enc.weight = nn.Parameter(table[:6].view(2, 3))
+    net.dec.weight = nn.Parameter(table[3:].view(3, 2))
+
+
+def neighbours(net):
+    table = torch.linspace(-1, 1, 12).reshape(3, 4)
+    net.enc.weight = nn.Parameter(table.t()[:2])
+    net.dec.weight = nn.Parameter(table[:, 2:])
+
+
+def trained(net, kind=poptorch.trainingModel):
+    return kind(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("tie", [by_view, by_data, by_numpy, partly])
+def test_weights_that_are_tied_by_their_memory(tie):
+    net = Tied(tie)
+    message = (
+        "training changes 'enc.weight', which shares memory with 'dec.weight'.*copy of each.*"
+        r"same nn.Parameter object.*F.linear\(x, self.enc.weight.t\(\)\)"
+    )
+    with pytest.raises(poptorch.Error, match=message):
+        trained(net)(X)
+    torch.testing.assert_close(poptorch.inferenceModel(net)(X), net(X))
+    net.dec.weight.requires_grad_(False)
+    with pytest.raises(poptorch.Error, match=r"shares memory with 'dec\.weight'"):
+        trained(net)(X)
+    net.enc.weight.requires_grad_(False)
+    torch.testing.assert_close(trained(net)(X), net(X))
+
+
+def compare(net, inputs, steps=3):
+    """Train a model in eager PyTorch and on the device."""
+    other = copy.deepcopy(net)
+    model, optimizer = trained(net), torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        expected = other(*inputs)
+        expected[-1].backward()
+        optimizer.step()
+        torch.testing.assert_close(model(*inputs), expected)
+    for one, two in zip(net.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+class Same(Tied):
+    def forward(self, x):
+        result = F.linear(self.enc(x), self.enc.weight.t())
+        return result, F.mse_loss(result, x)
+
+
+def same_object(net):
+    net.dec.weight = net.enc.weight
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(3, 3)
+        weights = list(self.lstm.parameters())
+        flat = torch.cat([one.detach().flatten() for one in weights])
+        parts = flat.split([one.numel() for one in weights])
+        for weight, part in zip(weights, parts, strict=True):
+            weight.data = part.view_as(weight)
+
+    def forward(self, x):
+        result = self.lstm(x)[0]
+        return result, F.mse_loss(result, x)
+
+
+@pytest.mark.parametrize("net", [Tied(neighbours), Same(same_object), Recurrent()])
+def test_weights_in_one_memory_that_are_apart(net):
+    compare(net, (X,))
+
+
+class Statistics(nn.Module):
+    def __init__(self, change, use):
+        super().__init__()
+        self.register_buffer("stats", torch.zeros(2, 2))
+        self.register_buffer("mean", self.stats[0])
+        self.register_buffer("other", self.stats[1])
+        self.view = self.stats.view(4)
+        self.weight = nn.Parameter(torch.ones(2))
+        self.change, self.use = change, use
+
+    def forward(self, x):
+        self.change(self, x)
+        result = x * self.weight + self.use(self)
+        return result, F.mse_loss(result, x)
+
+
+def change_part(net, x):
+    net.mean.add_(x)
+
+
+def change_whole(net, x):
+    net.stats.add_(x)
+
+
+@pytest.mark.parametrize(
+    "change, use, changed, name",
+    [
+        (change_part, lambda net: net.stats.sum(), "mean", "'stats'"),
+        (change_whole, lambda net: net.other, "stats", "'other'"),
+        (change_part, lambda net: net.view[:2], "mean", "the attribute 'view', which forward"),
+        (change_whole, lambda net: net.view.sum() + 1, "stats", "the attribute 'view'"),
+    ],
+)
+@pytest.mark.parametrize("kind", [poptorch.inferenceModel, trained])
+def test_buffers_that_share_memory(kind, change, use, changed, name):
+    message = f"forward changes '{changed}', which shares memory with {name}"
+    with pytest.raises(poptorch.Error, match=message):
+        kind(Statistics(change, use))(torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "change, use",
+    [
+        (change_part, lambda net: net.other + 1),
+        (change_part, lambda net: net.mean),
+        (lambda net, x: None, lambda net: net.stats.sum() + net.mean + net.view[0]),
+        (lambda net, x: net.stats[0].add_(x), lambda net: net.stats.sum()),
+    ],
+)
+def test_buffers_that_nothing_changes_or_reads(change, use):
+    net, other = Statistics(change, use), Statistics(change, use)
+    model = poptorch.inferenceModel(net)
+    for _ in range(3):
+        torch.testing.assert_close(model(torch.ones(2)), other(torch.ones(2)))
+    model.copyWeightsToHost()
+    torch.testing.assert_close(dict(net.named_buffers()), dict(other.named_buffers()))
+
+
+class Alias(nn.Linear):
+    def __init__(self, read):
+        super().__init__(2, 2, bias=False)
+        self.wt, self.known = self.weight.detach().t(), [self.weight.data[0]]
+        self.read = read
+
+    def forward(self, x):
+        result = super().forward(x)
+        return result + self.read(self), F.mse_loss(result, x)
+
+
+@pytest.mark.parametrize(
+    "read, name",
+    [
+        (lambda net: net.wt, "wt"),
+        (lambda net: net.wt * 1 + 1, "wt"),
+        (lambda net: net.known[0], "known"),
+    ],
+)
+def test_an_attribute_that_shows_a_weight(read, name):
+    message = rf"training changes 'weight'.*the attribute '{name}'.*in forward.*self.weight.t\(\)"
+    with pytest.raises(poptorch.Error, match=message):
+        trained(Alias(read))(torch.ones(1, 2))
+    net = Alias(read)
+    torch.testing.assert_close(poptorch.inferenceModel(net)(X[:, :2]), net(X[:, :2]))
+
+
+def test_an_attribute_that_forward_does_not_read():
+    compare(Alias(lambda net: net.weight.t()), (X[:, :2],))
