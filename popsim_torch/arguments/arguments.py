@@ -148,6 +148,20 @@ class ArgumentSpec:
             return list(args)
         return self._flatten_any(args, kwargs)
 
+    def given(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] = _NO_KEYWORDS
+    ) -> list[torch.Tensor]:
+        """Return the tensors of a call in the caller's memory, also those that are not contiguous.
+
+        Args:
+            args: Positional arguments of a call that :meth:`flatten` has accepted.
+            kwargs: Its keyword arguments.
+        """
+        plain = self._plain
+        if plain is not None and not kwargs and plain.fit(tuple(args)):
+            return list(args)
+        return [one.detach().as_subclass(torch.Tensor) for one in self._collect(args, kwargs)]
+
     def unflatten(self, tensors: Iterable[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments for ``forward`` like those of the first call, with other tensors.
 
@@ -173,12 +187,16 @@ class ArgumentSpec:
                 args.append(value)
         return tuple(args), kwargs
 
-    def _flatten_any(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    def _collect(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
         tensors: list[torch.Tensor] = []
         values = self._bind(args, kwargs)
         self._check_number(values)
         for node, value in zip(self._nodes, values, strict=True):
             node.collect(value, tensors)
+        return tensors
+
+    def _flatten_any(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        tensors = self._collect(args, kwargs)
         for i, tensor in enumerate(tensors):
             if type(tensor) is not torch.Tensor or not _is_ready(tensor):
                 tensors[i] = self._prepare(self.names[i], tensor)

@@ -10,13 +10,14 @@ from torch import nn
 
 from popsim_torch.errors import Error
 from popsim_torch.executor.host_weights import plain, without_sync
-from popsim_torch.executor.memory_in_common import memory_of
+from popsim_torch.executor.memory_in_common import have_elements_in_common, memory_of
 
 __all__ = ["check_apart"]
 
 _MOST_PLACES = 1000
-# The addresses of inputs that are apart from the weights of a model.
-_apart: WeakKeyDictionary[nn.Module, set[int]] = WeakKeyDictionary()
+_Place = tuple[int, tuple[int, ...]]
+# The addresses and strides of inputs that are apart from the weights of a model.
+_apart: WeakKeyDictionary[nn.Module, set[_Place]] = WeakKeyDictionary()
 
 
 def check_apart(
@@ -30,16 +31,19 @@ def check_apart(
     Args:
         changed: The positions of the inputs that forward changes.
         names: The names of the inputs.
-        inputs: The inputs of a call, contiguous in memory.
+        inputs: The inputs of a call, in the caller's memory.
         module: The model.
 
     Raises:
-        Error: A changed input has memory in common with another input, or with a weight or buffer.
+        Error: A changed input has memory in common with another input, or with a weight or buffer;
+            or its own elements have.
     """
     known = _apart.setdefault(module, set())
-    places = {inputs[position].data_ptr() for position in changed}
+    places = {_place_of(inputs[position]) for position in changed}
     others = [(f"input {name}", one) for name, one in zip(names, inputs, strict=True)]
     if not places <= known:  # (the weights stay where they are)
+        for position in changed:
+            _check_elements(names[position], inputs[position])
         with without_sync():
             state = [*module.named_parameters(), *module.named_buffers()]
         others += [(f"'{name}' of the model", plain(one)) for name, one in state]
@@ -49,7 +53,12 @@ def check_apart(
         begin, end = memory_of(inputs[position])
         for place, (name, other) in enumerate(others):
             start, stop = memory_of(other)
-            if place != position and start < end and begin < stop:
+            if (
+                place != position
+                and start < end
+                and begin < stop
+                and have_elements_in_common(inputs[position], other)
+            ):
                 raise Error(
                     f"forward changes input {names[position]} in place, which shares memory with "
                     f"{name}. In eager PyTorch both change; the device has a copy of each. Pass "
@@ -58,3 +67,19 @@ def check_apart(
     if len(known) > _MOST_PLACES:
         known.clear()
     known |= places
+
+
+def _place_of(tensor: torch.Tensor) -> _Place:
+    return tensor.data_ptr(), tensor.stride()
+
+
+def _check_elements(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose elements are not apart from each other."""
+    extent = 0
+    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1 and step <= extent:
+            raise Error(
+                f"forward changes input {name} in place, several elements of which share their "
+                f"place in memory (expand, unfold). Pass {name}.clone()."
+            )
+        extent += (n - 1) * step

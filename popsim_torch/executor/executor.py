@@ -321,7 +321,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         """
         try:
             compiled, inputs = self._prepare_call(args, kwargs)
-            result: R = self._run(compiled, inputs)
+            result: R = self._run(compiled, inputs, args, kwargs)
             return result
         except Exception as error:
             raise shortened(error, unless="POPSIM_TRACEBACK=full")
@@ -462,19 +462,22 @@ class PoplarExecutor(HasModel, Generic[P, R]):
             states.take()
         return compiled, inputs
 
-    def _run(self, compiled: CompiledModel, inputs: list[torch.Tensor]) -> Any:
+    def _run(
+        self, compiled: CompiledModel, inputs: list[torch.Tensor], args: Any, kwargs: Any
+    ) -> Any:
         # The overhead of every call: nothing here may depend on the size of the model.
         program = compiled.program
         if program.changed_inputs:
+            callers = compiled.arguments.given(args, kwargs)
             names, module = compiled.arguments.names, self._device.module
-            check_apart(program.changed_inputs, names, inputs, module)
+            check_apart(program.changed_inputs, names, callers, module)
         given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
         results = self._device.run(given)
         num_outputs = len(program.outputs)
         if len(results) == num_outputs:
             return compiled.outputs.unflatten(results)
         for position, value in zip(program.changed_inputs, results[num_outputs:], strict=False):
-            inputs[position].copy_(value)
+            callers[position].copy_(value)
         return compiled.outputs.unflatten(results[:num_outputs])
 
     @staticmethod

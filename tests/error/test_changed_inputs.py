@@ -54,3 +54,61 @@ def test_neighbours_in_memory_are_apart():
     model = poptorch.inferenceModel(Adding())
     torch.testing.assert_close(model(line[:4], line[4:]), torch.full((4,), 2.0))
     torch.testing.assert_close(line, torch.tensor([2.0] * 4 + [1.0] * 4))
+
+
+class Doubling(nn.Module):
+    def forward(self, x, *, z=None):
+        x[..., 0] += 3
+        x.mul_(2)
+        return x + 1 if z is None else x * z
+
+
+STRIDED = {
+    "every second": lambda y: y.flatten()[::2],
+    "column": lambda y: y[:, 1],
+    "columns": lambda y: y[..., 1:],
+    "transposed": lambda y: y.t(),
+    "diagonal": lambda y: y.diagonal(),
+    "windows apart": lambda y: y.flatten().unfold(0, 2, 3),
+    "whole": lambda y: y,
+    "integers": lambda y: y.long().t(),
+    "a weight of another model": lambda y: nn.Parameter(y).t(),
+}
+
+
+@pytest.mark.parametrize("view", STRIDED.values(), ids=STRIDED.keys())
+def test_changes_of_strided_inputs_reach_the_caller(view):
+    one, two = (torch.arange(12.0).reshape(4, 3) for _ in range(2))
+    model = poptorch.inferenceModel(Doubling())
+    for _ in range(3):
+        x, y = view(one), view(two)
+        with torch.no_grad():
+            expected = Doubling()(x)
+        torch.testing.assert_close(model(y), expected, check_dtype=False)
+        torch.testing.assert_close(y, x)
+        torch.testing.assert_close(two, one)
+
+
+def test_strided_inputs_with_memory_in_common():
+    y = torch.arange(8.0)
+    model = poptorch.inferenceModel(Doubling())
+    torch.testing.assert_close(model(y[::2], z=y[1::2]), torch.tensor([6.0, 12.0, 40.0, 84.0]))
+    torch.testing.assert_close(y, torch.tensor([6.0, 1.0, 4.0, 3.0, 8.0, 5.0, 12.0, 7.0]))
+    with pytest.raises(poptorch.Error, match="forward changes input x in place, which shares"):
+        model(y[::2], z=y[:4])
+    net = Adding()
+    net.register_buffer("table", torch.ones(4, 2))
+    with pytest.raises(poptorch.Error, match="shares memory with 'table' of the model"):
+        poptorch.inferenceModel(net)(net.table[:, 1], torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "x", [torch.ones(1).expand(4), torch.ones(5).unfold(0, 2, 1), torch.ones(2, 1).expand(2, 3)]
+)
+def test_elements_with_memory_in_common(x):
+    before = x.clone()
+    model = poptorch.inferenceModel(Doubling())
+    with pytest.raises(poptorch.Error, match=r"several elements of which.*Pass x\.clone\(\)"):
+        model(x)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(model(x.clone()), Doubling()(x.clone()))
