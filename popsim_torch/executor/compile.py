@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import gc
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from popsim_torch.enums import OutputMode, PipelineSchedule
 from popsim_torch.errors import InternalError
 from popsim_torch.executor.anchor_warnings import warn_of_anchors
 from popsim_torch.executor.build import build_executable, executable_text
+from popsim_torch.executor.compile_lock import compile_lock
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compile_request import CompileRequest
 from popsim_torch.executor.compiled_model import CompiledModel
@@ -78,9 +78,6 @@ __all__ = [
     "fit_to_host",
     "run_settings",
 ]
-
-# torch.fx traces with state that belongs to the process: only one thread compiles at a time.
-_one_at_a_time = threading.RLock()
 
 
 class Compilation:
@@ -317,7 +314,7 @@ def _run(request: CompileRequest, steps: Sequence[Callable[[Compilation], None]]
     warn_of_autocast_around()
     no_autocast = DisableAutocast()
     with (
-        _one_at_a_time,
+        compile_lock,
         around_compilation(),
         without_source,
         no_autocast,

@@ -180,10 +180,11 @@ class DeviceProgram:
         self.compiled, self.state = compiled, state
         self.options._take_anchors(self, _COMPILED)
         self.weights.attach(state)
-        self.ready = compiled if self.connection.attached else None
         self.after_take(self)
         # After ``after_take``, which may set ``judge``: the report uses it for the first calls.
         self._report = None if reported is None else PromisedReport(self, compiled, reported)
+        # Other threads may run the program from here on.
+        self.ready = compiled if self.connection.attached else None
         return state
 
     def attach(self) -> CompiledModel:

@@ -12,6 +12,7 @@ from torch import nn
 from popsim_torch import _native, logs
 from popsim_torch.errors import Error
 from popsim_torch.executor import host_weights
+from popsim_torch.executor.compile_lock import compile_lock
 from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.host_tensors import HostTensors
 from popsim_torch.executor.host_writes import HostWrites
@@ -77,7 +78,8 @@ class DeviceState:
         """
         logs.backend.info("Writing weights from host to IPU memory")
         num_runs = self._executable.num_runs
-        with host_weights.without_sync(), torch.no_grad(), _native.translated_errors():
+        quiet = host_weights.without_sync()
+        with compile_lock, quiet, torch.no_grad(), _native.translated_errors():
             hosts = self._host.find(self._variables)
             self._executable.write_all({self._variables[n]: host for n, host in hosts.items()})
             self.writes.note(hosts)

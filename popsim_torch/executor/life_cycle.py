@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -69,6 +71,7 @@ class LifeCycle:
         self._structure_then = self._structure()
         # The optimizer's states from the previous program, and the settings of their optimizer.
         self._carried: tuple[OptimizerSettings | None, dict[str, torch.Tensor]] | None = None
+        self._entering = threading.RLock()
 
     def wrap(self) -> None:
         """Make reads of the user's model return trained weights, if this executor trains it.
@@ -83,13 +86,14 @@ class LifeCycle:
         """Compile the model for these arguments, attach it and upload its weights, without a run.
 
         Raises:
-            Error: The model cannot be compiled, or no device is free. The executor can be called
-                again.
+            Error: The model cannot be compiled, or no device is free, or another thread is
+                compiling the model. The executor can be called again.
         """
-        if self._device.compiled is not None:
-            logs.python.warning("compile: the model is compiled already; the call is ignored.")
-            return
-        self.take(self.compile_model(args, kwargs))
+        with self._alone("compile"):
+            if self._device.compiled is not None:
+                logs.python.warning("compile: the model is compiled already; the call is ignored.")
+                return
+            self.take(self.compile_model(args, kwargs))
 
     def compile_model(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
         """Return the compiled model; it is not on the device yet."""
@@ -132,31 +136,57 @@ class LifeCycle:
             self._random.log(leaving=False)
 
     def become_ready(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CompiledModel:
-        """Compile or attach the model for the next call."""
-        self._device.connection.check_online("run a model")
-        if self._device.compiled is None:
-            self.take(self.compile_model(args, kwargs))
-        else:
-            self._attach()
-        assert self._device.ready is not None
-        return self._device.ready
+        """Compile or attach the model for the next call.
+
+        Raises:
+            Error: The model cannot be compiled, or no device is free, or another thread is
+                compiling or attaching the model.
+        """
+        with self._alone("call"):
+            self._device.connection.check_online("run a model")
+            if self._device.compiled is None:
+                self.take(self.compile_model(args, kwargs))
+            elif self._device.ready is None:  # (otherwise another thread has just attached it)
+                self._attach()
+            assert self._device.ready is not None
+            return self._device.ready
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Refuse other threads that want to compile or attach the model in this scope.
+
+        Waiting for them could last forever: code of the user may wait for threads in ``forward``.
+        """
+        if not self._entering.acquire(blocking=False):
+            raise Error(
+                f"{what}: another thread is using the executor: it compiles the model, or attaches "
+                "it to a device. A model runs in one thread at a time: call it, or "
+                "model.compile(...), before the threads start, and let them take turns with a "
+                "lock; or make an executor for each thread."
+            )
+        try:
+            yield
+        finally:
+            self._entering.release()
 
     def attachToDevice(self) -> None:
         """Take a device again, and upload weights, optimizer state and random numbers.
 
         Raises:
-            Error: The model is not compiled, or already attached, or no device is free.
+            Error: The model is not compiled, or already attached, or no device is free, or another
+                thread is compiling or attaching it.
             UsageAssertionError: The model never attaches.
         """
-        self._device.require_compiled("attachToDevice")
-        connection = self._device.connection
-        connection.check_online("attach a model")
-        if connection.attached:
-            raise Error(
-                "attachToDevice: the model is already attached to a device. Compilation attaches "
-                "it, and it stays attached until detachFromDevice()."
-            )
-        self._attach()
+        with self._alone("attachToDevice"):
+            self._device.require_compiled("attachToDevice")
+            connection = self._device.connection
+            connection.check_online("attach a model")
+            if connection.attached:
+                raise Error(
+                    "attachToDevice: the model is already attached to a device. Compilation "
+                    "attaches it, and it stays attached until detachFromDevice()."
+                )
+            self._attach()
 
     def detachFromDevice(self) -> None:
         """Copy weights and optimizer state to the host, and release the device.
