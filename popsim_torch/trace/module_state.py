@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
-from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
-from popsim_torch.private_torch.trees import tree_leaves
+from popsim_torch.trace.attribute_changes import UsedTensors, holds_fake, warn_of_changes
 from popsim_torch.wrapper_tensors import is_wrapper
 
 
@@ -79,24 +78,6 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _holds_fake(value: Any) -> bool:
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return False
-    if isinstance(value, (dict, list, tuple)) and not value:
-        return False  # most attributes of a module are empty
-    return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(value))
-
-
-class UsedTensors(Protocol):
-    """Knows which tensors of the host forward has used."""
-
-    def was_used(self, host: torch.Tensor) -> bool:
-        """Return whether forward has used a host tensor."""
-
-    def is_copy(self, traced: torch.Tensor, host: torch.Tensor) -> bool:
-        """Return whether a traced tensor is the unchanged data of a host tensor."""
-
-
 @contextmanager
 def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
     """Remove traced tensors that forward stored on a module: they end with the trace.
@@ -110,18 +91,15 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
         for child in module.modules()
     ]
 
-    def carries(then: torch.Tensor, now: Any) -> bool:
-        if used.is_copy(now, then):  # self.table = self.table.to(x.device)
-            return False
-        return used.was_used(then) or _is_kept(then, module)
-
     try:
         yield
-        for child, before in saved:
-            _warn_of_changes(child, {name: value for name, (value, _) in before.items()}, carries)
+        then = {
+            child: {name: value for name, (value, _) in before.items()} for child, before in saved
+        }
+        warn_of_changes(module, then, used)
     finally:
         for child, before in saved:
-            for name in [name for name, value in vars(child).items() if _holds_fake(value)]:
+            for name in [name for name, value in vars(child).items() if holds_fake(value)]:
                 if name in before:
                     value, content = before[name]
                     _refill(value, content)
@@ -130,50 +108,13 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
                     del vars(child)[name]
 
 
-def _is_kept(tensor: torch.Tensor, module: nn.Module) -> bool:
-    """Return whether an attribute of a module, or of a module in it, has a tensor."""
-    attributes = (value for child in module.modules() for value in vars(child).values())
-    return any(leaf is tensor for value in attributes for leaf in tree_leaves(value))
-
-
-def _warn_of_changes(
-    module: nn.Module,
-    before: Mapping[str, Any],
-    carries: Callable[[torch.Tensor, Any], bool],
-) -> None:
-    """Warn of attributes with which the next call of forward would compute something else.
-
-    Args:
-        module: A module of the model.
-        before: Its attributes before forward.
-        carries: Whether forward has used a former value, which it has replaced by another.
-    """
-    for name, value in vars(module).items():
-        then = before.get(name)
-        if isinstance(then, torch.Tensor) and _holds_fake(value):
-            if not carries(then, value):
-                continue  # forward computes it anew each time, like the weight of weight_norm
-            what = f"assigns a tensor to the attribute '{name}'"
-            todo = "Make it a buffer (register_buffer), and change it in place."
-        elif isinstance(then, (int, float)) and isinstance(value, (int, float)) and value != then:
-            what = f"changes the attribute '{name}' from {then} to {value}"
-            todo = "A buffer of floating-point numbers, changed in place, counts on the device."
-        else:
-            continue
-        logs.python.warning(
-            "forward of %s %s. It runs once, when the model is compiled: all runs of the program "
-            "begin with the former value. %s",
-            *(type(module).__name__, what, todo),
-        )
-
-
 def _warn_of_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
     """Warn of parameters and buffers that forward registers."""
     for kind, found, effect in (
         ("parameters", module.named_parameters(), "no optimizer trains them"),
         ("buffers", module.named_buffers(), "each run of it makes them anew"),
     ):
-        new = [name for name, one in found if name not in given and _holds_fake(one)]
+        new = [name for name, one in found if name not in given and holds_fake(one)]
         if new:
             logs.python.warning(
                 "forward registers %s: %s. They end with the recording of the program, and %s. "

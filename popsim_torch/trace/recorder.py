@@ -89,6 +89,7 @@ class Recorder:
         self._endings: list[Callable[[], None]] = []
         self.after_backward = self._endings.append
         self.was_used, self.is_copy = self._stand_ins.was_used, self._stand_ins.is_copy
+        self.differs_in_runs = self._stand_ins.differs_in_runs
         self.is_state = self._stand_ins.is_state
         self.is_memory_of_state = self._stand_ins.is_memory_of_state
         self.hook_added = self.gradients.hook_added

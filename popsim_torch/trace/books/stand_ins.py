@@ -12,9 +12,10 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.trace.books.constants import Constants
 from popsim_torch.trace.books.result import TraceResult
-from popsim_torch.trace.graph.functionalise import unchanged
+from popsim_torch.trace.graph.functionalise import is_mutating, unchanged
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
+    find_node,
     has_memory,
     is_host_tensor,
     is_traced,
@@ -99,6 +100,22 @@ class StandIns:
     def is_copy(self, traced: torch.Tensor, host: torch.Tensor) -> bool:
         """Return whether a traced tensor is the unchanged data of a host tensor."""
         return self._constants.is_copy(traced, host)
+
+    def differs_in_runs(self, traced: torch.Tensor) -> bool:
+        """Return whether a traced tensor depends on inputs, or on state that changes."""
+        first = find_node(traced)
+        todo = [] if first is None else [first]
+        seen = set(todo)
+        while todo:
+            node = todo.pop()
+            if node.op == "placeholder":
+                state = self._state_of.get(node)
+                if state is None or state.requires_grad or any(map(is_mutating, node.users)):
+                    return True
+            new = [one for one in node.all_input_nodes if one not in seen]
+            seen.update(new)
+            todo += new
+        return False
 
     def lasts(self, tensor: torch.Tensor) -> bool:
         """Return whether a host tensor is a parameter or buffer, which the device keeps."""

@@ -186,6 +186,145 @@ def show(module, x):
     module.shown = x * 2
 
 
+class State(Changing):
+    """Has forward of its own, whose code is looked at."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.h, self.number, self.table = None, torch.zeros(1), {}
+        self.hidden, self.list, self.cache = (torch.zeros(4), torch.ones(4)), [], None
+
+
+class Sum(State):
+    def forward(self, x):
+        self.h = x if self.h is None else self.h + x
+        return self.h * 1
+
+
+class Late(State):
+    def forward(self, x):
+        if not hasattr(self, "late"):
+            self.late = x
+        self.late = self.late + x
+        return self.late * 1
+
+
+class InMethod(State):
+    def forward(self, x):
+        return self.state(x) + 1
+
+    def state(self, x):
+        self.shown = x if self.shown is None else self.shown * 0.5 + x
+        return self.shown
+
+
+class HostNumber(State):
+    def forward(self, x):
+        self.number = self.number + 1
+        return x * self.number
+
+
+class NumberFirst(State):
+    def forward(self, x):
+        self.steps = self.steps + x.sum()
+        return x * self.steps
+
+
+class Recurrent(State):
+    def forward(self, x):
+        h, c = self.hidden
+        self.hidden = (x.mean(0) + h, x.sum(0) + c)
+        return x + h + c
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.previous = None
+
+    def forward(self, x):
+        return x if self.previous is None else x + self.previous
+
+
+class OfAnother(State):
+    def __init__(self):
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x):
+        result = self.inner(x)
+        self.inner.previous = result.detach()
+        return result
+
+
+CARRIED = [Sum, Late, InMethod, HostNumber, NumberFirst, Recurrent, OfAnother]
+
+
+class Entry(State):
+    def forward(self, x):
+        result = x + self.table["h"] if "h" in self.table else x
+        self.table["h"] = result.detach()
+        return result * 1
+
+
+class Appending(State):
+    def forward(self, x):
+        result = x + self.list[-1] if self.list else x
+        self.list.append(result.detach())
+        return result * 1
+
+
+FILLED = [Entry, Appending]
+
+
+class Shown(State):
+    def forward(self, x):
+        self.h = x * 2
+        self.table["h"] = self.h
+        self.list.append(self.h)
+        return self.h + 1
+
+    def last(self):
+        if self.h is None:
+            return self.list[-1]
+        return self.h
+
+
+class Cached(State):
+    def forward(self, x):
+        if self.cache is None:
+            self.cache = torch.arange(4.0, device=x.device)
+            self.table[4] = torch.ones(4, device=x.device)
+        return x * self.cache + self.table[4]
+
+
+class Larger(State):
+    def forward(self, x):
+        if self.number.shape[0] < x.shape[1]:
+            self.number = torch.arange(float(x.shape[1]))
+        return x * self.number
+
+
+class Anew(State):
+    def forward(self, x):
+        self.list = []
+        self.table.clear()
+        self.list.append(x * 2)
+        self.table["x"] = x
+        self.hidden = (x * 3, x)
+        return self.list[0] + self.table["x"] + self.hidden[0]
+
+
+class Same(State):
+    def forward(self, x):
+        self.number = self.number.to(torch.float32) * 1
+        self.h = self.h
+        return x * self.number
+
+
+MADE_ANEW = [Shown, Cached, Larger, Anew, Same]
+
+
 @pytest.mark.parametrize(
     "change, text",
     [
@@ -197,11 +336,14 @@ def show(module, x):
         (anew, None),
         (move, None),
         (show, None),
+        *((one, "assigns a tensor to the attribute") for one in CARRIED),
+        *((one, "puts tensors into the attribute") for one in FILLED),
+        *((one, None) for one in MADE_ANEW),
     ],
 )
 def test_a_change_of_forward_that_ends_with_the_trace(change, text, caplog):
     caplog.set_level(logging.WARNING)
-    poptorch.inferenceModel(Changing(change))(X)
+    poptorch.inferenceModel(change() if isinstance(change, type) else Changing(change))(X)
     found = warnings(caplog, "forward")
     assert [text in one.getMessage() for one in found] == ([] if text is None else [True])
 
