@@ -27,6 +27,7 @@ from popsim_torch.executor.compile_lock import compile_lock
 from popsim_torch.executor.compile_log import CompileLog
 from popsim_torch.executor.compile_request import CompileRequest
 from popsim_torch.executor.compiled_model import CompiledModel
+from popsim_torch.executor.constant_watch import constants_of
 from popsim_torch.executor.costs import check_memory
 from popsim_torch.executor.dump import Dump, write_graph_file
 from popsim_torch.executor.gradient_captures import capture_gradients
@@ -259,6 +260,7 @@ def fit_program(c: Compilation) -> None:
         compiled,
         host_code=HostCode(c.traced.host_calls) if c.traced.host_calls else None,
         queues=queues,
+        constants=constants_of(c.request.module, c.traced),
         optimizers=[unwrapped(one)[0] for one in c.traced.optimizers],
     )
 

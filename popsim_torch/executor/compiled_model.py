@@ -11,6 +11,7 @@ import torch
 from popsim_torch import _native
 from popsim_torch.arguments import ArgumentSpec, OutputSpec
 from popsim_torch.executor.compile_log import CompileLog
+from popsim_torch.executor.constant_watch import Constant
 from popsim_torch.executor.host_code import HostCode
 from popsim_torch.executor.observed import Observer
 from popsim_torch.executor.queues import Queues
@@ -41,6 +42,7 @@ class CompiledModel(Described):
         host_code: The host functions that the program calls; None if it calls none.
         queues: The queues that the program feeds, and that feed it; None if there are none.
         optimizers: The optimizers that the body of a device loop steps.
+        constants: The attributes with host tensors that forward has read.
         observer: Reads the statistics that the program computes; None if it computes none.
     """
 
@@ -58,6 +60,7 @@ class CompiledModel(Described):
     host_code: HostCode | None = None
     queues: Queues | None = None
     optimizers: list[torch.optim.Optimizer] = dataclasses.field(default_factory=list)
+    constants: tuple[Constant, ...] = ()
     observer: Observer | None = None
 
     def __repr__(self) -> str:

@@ -279,7 +279,9 @@ class LifeCycle:
     def _go_on(self, state: DeviceState) -> None:
         """Record the structure of the compiled program; restore the previous program's state."""
         self._num_changes, self._structure_then = _num_changes(), self._structure()
-        self._watch = ModelWatch(self._device.module, self._settings.model)
+        assert self._device.compiled is not None
+        constants = self._device.compiled.constants
+        self._watch = ModelWatch(self._device.module, self._settings.model, constants)
         if self._carried is None:
             return
         settings, states = self._carried

@@ -9,12 +9,13 @@ from typing import Any
 from torch import nn
 
 from popsim_torch import logs
+from popsim_torch.executor.constant_watch import Constant, ConstantWatch
 from popsim_torch.executor.registrations import num_registrations
 from popsim_torch.private_torch.module_parts import hooks_of, num_hooks
 
 __all__ = ["ModelWatch"]
 
-_CALLS_PER_NUMBERS = 4
+_CALLS_PER_VALUES = 4
 _OF_MODULES = "destroy() releases the program, and the next call compiles a new one."
 _OF_NUMBERS = (
     "A number that changes between calls is an input or a buffer of floating-point numbers. Or "
@@ -29,9 +30,12 @@ class ModelWatch:
         module: The model.
         wrapped: The module that the user has; the model may be a shallow copy, with attributes of
             its own.
+        constants: The attributes with host tensors that forward has read.
     """
 
-    def __init__(self, module: nn.Module, wrapped: nn.Module) -> None:
+    def __init__(
+        self, module: nn.Module, wrapped: nn.Module, constants: Sequence[Constant] = ()
+    ) -> None:
         self._module = module
         paths = dict(module.named_modules())
         self._paths = list(paths)
@@ -55,16 +59,19 @@ class ModelWatch:
             for path, one in paths.items()
             if (names := _numbers_of(one))
         ]
+        own = {path: vars(wrapped if one is module else one) for path, one in paths.items()}
+        present = [one for one in constants if one[1] in own.get(one[0], ())]
+        self._constants = ConstantWatch(present, own) if present else None
         self._next = 0
-        self._wait = _CALLS_PER_NUMBERS
+        self._wait = _CALLS_PER_VALUES
         self._warned: set[str] = set()
 
     def check(self) -> None:
-        """Warn once of other modes, hooks and modules, and of other numbers in attributes."""
+        """Warn once of other modes, hooks and modules, and of other values in attributes."""
         # The fast path of nearly all calls.
         self._wait -= 1
         if not self._wait:
-            self._check_numbers()
+            self._check_values()
         if [own["training"] for own in self._dicts] != self._known:
             self._known = [own["training"] for own in self._dicts]
             self._warn("modes", self._changed_mode)
@@ -77,9 +84,11 @@ class ModelWatch:
             self._num_registrations = num_registrations()
             self._warn("modules", self._changed_module)
 
-    def _check_numbers(self) -> None:
-        """Warn once of other numbers in attributes; looks at one module."""
-        self._wait = _CALLS_PER_NUMBERS
+    def _check_values(self) -> None:
+        """Warn once of other host tensors and numbers in attributes; of those, of one module."""
+        self._wait = _CALLS_PER_VALUES
+        if self._constants is not None:
+            self._constants.check()
         if not self._numbers:
             return
         numbers = self._numbers[self._next]

@@ -509,3 +509,65 @@ def test_the_counter_of_batch_norm_is_no_change_of_forward(caplog):
 
     compiled(True, Normed())
     assert not warnings(caplog, "forward changes")
+
+
+class WithTable(Net):
+    """Reads a host tensor in an attribute, and shows another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.unread = torch.ones(4), torch.ones(4)
+        self.fc.table = torch.ones(2, 4).t()
+
+    def forward(self, x, *rest):
+        return super().forward(x * self.scale + self.fc.table[:, 0], *rest)
+
+
+def in_place(net):
+    net.scale.mul_(0.5)
+
+
+def through_data(net):
+    net.scale.data[1] = 3
+
+
+def by_numpy(net):
+    net.scale.numpy()[0] = 7
+
+
+def by_another(net):
+    net.scale = torch.zeros(4)
+
+
+def by_none(net):
+    net.scale = None
+
+
+def in_a_layer(net):
+    net.fc.table.fill_(3)
+
+
+@both
+@pytest.mark.parametrize(
+    "change, text",
+    [
+        (in_place, "'scale' changed on the host"),
+        (through_data, "'scale' changed on the host"),
+        (by_numpy, "'scale' changed on the host"),
+        (by_another, "'scale' changed on the host"),
+        (by_none, "'scale' changed on the host"),
+        (in_a_layer, "'fc.table' changed on the host"),
+        (lambda net: net.unread.mul_(2), None),
+        (lambda net: setattr(net, "scale", net.scale.clone()), None),
+    ],
+)
+def test_a_host_tensor_that_forward_has_read_changes(training, change, text, caplog):
+    caplog.set_level(logging.WARNING)
+    net, model = compiled(training, WithTable())
+    model(X)
+    assert not warnings(caplog, "changed on the host")
+    change(net)
+    for _ in range(8):  # a call looks at a part
+        model(X)
+    found = warnings(caplog, "changed on the host")
+    assert [text in one.getMessage() for one in found] == ([] if text is None else [True])
