@@ -16,6 +16,7 @@ from popsim_torch.trace.cumprod import cumprod_call
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.grouped_products import grouped_call
+from popsim_torch.trace.loss_calls import loss_call
 from popsim_torch.trace.mutating_operators import functional_call
 from popsim_torch.trace.python_bools import power_of_bools
 from popsim_torch.trace.static_shapes import static_call
@@ -170,6 +171,7 @@ def traceable_call(
     return (
         grouped_call(name, args, kwargs)
         or power_of_bools(name, args, kwargs)
+        or loss_call(func, name, args, kwargs)
         or complex_call(func, args, kwargs)
         or static_call(func, args, kwargs)
         or functional_call(func, args, kwargs)

@@ -37,7 +37,7 @@ _OF_TRACES = tuple(
     )
 )
 # Classes of exceptions with which those parts fail; they report a mistake of a program with others.
-_FAILURES = (AssertionError, AttributeError, KeyError, NotImplementedError)
+_FAILURES = (AssertionError, AttributeError, KeyError, NotImplementedError, ZeroDivisionError)
 _ASSERTION = "INTERNAL ASSERT FAILED"
 
 

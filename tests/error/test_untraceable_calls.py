@@ -121,3 +121,13 @@ def test_tensors_that_a_cache_keeps():
     for _ in range(2):
         torch.testing.assert_close(poptorch.inferenceModel(net)(torch.ones(2, 3))[0], expected)
     torch.testing.assert_close(net(torch.ones(2, 3))[0], expected)
+
+
+def test_a_gradient_that_divides_by_a_size_of_zero():
+    net = Calls(lambda fc, x: nn.functional.group_norm(fc(x)[:, :, None][:, :, :0], 1))
+    net.fc.weight.requires_grad_(True)
+    x = torch.ones(2, 3)
+    training = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    with pytest.raises(poptorch.Error, match="ZeroDivisionError") as caught:
+        training(x)
+    assert "test_untraceable_calls.py:" in str(caught.value)

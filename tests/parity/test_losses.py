@@ -1,5 +1,7 @@
 """Losses that compare element by element: values and gradients against eager PyTorch."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -128,3 +130,83 @@ def test_no_elements():
 
     model = poptorch.inferenceModel(Empty(), quiet_options())
     assert model(torch.ones(3)).item() == 3.0
+
+
+OF_NOTHING = {
+    "mse": F.mse_loss,
+    "smooth l1": lambda x, y: F.smooth_l1_loss(x, y, beta=0.5),
+    "huber": lambda x, y: F.huber_loss(x, y, delta=0.5),
+    "l1": F.l1_loss,
+    "mse sum": lambda x, y: F.mse_loss(x, y, reduction="sum"),
+}
+
+
+@pytest.mark.parametrize("name", OF_NOTHING)
+def test_a_mean_of_nothing_trains_on(name):
+    loss = OF_NOTHING[name]
+
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.x = nn.Parameter(torch.ones(3, 2))
+
+        def forward(self, y):
+            of_nothing = loss(self.x[:0], y[:0])
+            total = of_nothing + self.x.square().sum()
+            return of_nothing, poptorch.identity_loss(total, "none")
+
+    ours, eager = Rows(), Rows()
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.25)
+    training = poptorch.trainingModel(
+        ours, quiet_options(), poptorch.optim.SGD(ours.parameters(), lr=0.25)
+    )
+    y = torch.rand(3, 2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        expected = eager(y)
+        expected[1].backward()
+        optimizer.step()
+        torch.testing.assert_close(
+            training(y), tuple(one.detach() for one in expected), equal_nan=True
+        )
+    torch.testing.assert_close(ours.x, eager.x)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", [F.huber_loss, F.soft_margin_loss, F.mse_loss])
+@pytest.mark.parametrize("dtypes", [(torch.half, torch.float), (torch.float, torch.half)])
+def test_the_dtype_of_a_loss_of_two_dtypes(loss, reduction, dtypes):
+    class Loss(nn.Module):
+        def forward(self, x, y):
+            return loss(x, y, reduction=reduction)
+
+    x, y = torch.rand(5).to(dtypes[0]), torch.ones(5, dtype=dtypes[1])
+    found = poptorch.inferenceModel(Loss(), quiet_options())(x, y)
+    torch.testing.assert_close(found, Loss()(x, y), rtol=1e-2, atol=1e-3)
+
+
+def test_layers_that_make_tensors_in_their_gradient():
+    model = nn.Sequential(nn.CrossMapLRN2d(3, 0.1), nn.Flatten(), nn.Linear(12, 2))
+
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Conv2d(3, 3, 1)
+            self.layers = model
+
+        def forward(self, x):
+            out = self.layers(self.first(x))
+            return out, poptorch.identity_loss(out.square().sum(), "none")
+
+    ours = Normalised()
+    eager = copy.deepcopy(ours)
+    x = torch.rand(4, 3, 2, 2)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.01)
+    eager(x)[1].backward()
+    optimizer.step()
+    training = poptorch.trainingModel(
+        ours, quiet_options(), poptorch.optim.SGD(ours.parameters(), lr=0.01)
+    )
+    training(x)
+    for name, weight in eager.named_parameters():
+        torch.testing.assert_close(ours.get_parameter(name), weight, rtol=1e-4, atol=1e-5)

@@ -60,6 +60,7 @@ _SOURCES = {
     "scatter_reduce": (3, "src"),
 }
 _CPU = torch.device("cpu")
+_OF_CLASSES = (_CPU, torch.device(DEVICE.type))  # (the latter of x.new(2, 3) in gradients)
 _INTEGERS = frozenset({torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8})
 
 
@@ -131,7 +132,8 @@ def made_by_class(operator: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         operator: An ATen operator.
         kwargs: Its keyword arguments.
     """
-    if operator is not torch.ops.aten.empty.memory_format or kwargs.get("device", _CPU) != _CPU:
+    is_empty = operator is torch.ops.aten.empty.memory_format
+    if not is_empty or kwargs.get("device", _CPU) not in _OF_CLASSES:
         return kwargs
     return {**kwargs, "dtype": _held(kwargs.get("dtype")), "device": DEVICE}
 
