@@ -1,4 +1,4 @@
-"""Calls with complex numbers that PyTorch computes in double precision, unlike the device."""
+"""Calls with complex numbers that PyTorch computes in double precision, or cannot trace."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from popsim_torch.errors import Error
+from popsim_torch.trace.graph.origin import user_line
 
 _FLOAT_POWERS: dict[Any, bool] = {  # whether the call changes its argument
     torch.float_power: False,
@@ -18,6 +21,7 @@ _RENORMS: dict[Any, bool] = {
     torch.Tensor.renorm: False,
     torch.Tensor.renorm_: True,
 }
+_FILLS = frozenset({torch.masked_fill, torch.Tensor.masked_fill, torch.Tensor.masked_fill_})
 _EPSILON = 1e-7  # as in PyTorch's renorm
 
 
@@ -35,7 +39,23 @@ def complex_call(
         return functools.partial(_float_power, *args, **kwargs, in_place=_FLOAT_POWERS[func])
     if func in _RENORMS and _needs_gradient(args):
         return functools.partial(_renorm, *args, **kwargs, in_place=_RENORMS[func])
+    if func in (torch.mean, torch.Tensor.mean) and args and _is_complex(args[0]):
+        dtype = kwargs.get("dtype")
+        if dtype is not None and dtype.is_floating_point:  # the kernel does not convert the sum
+            return functools.partial(func, args[0].real, *args[1:], **kwargs)
+    if func in _FILLS and len(args) == 3 and not _is_complex(args[0]) and _is_complex(args[2]):
+        return functools.partial(func, *args[:2], _real(args[2]))
     return None
+
+
+def _real(value: Any) -> Any:
+    """Return the number that is written at a mask; only one without imaginary part can be."""
+    if isinstance(value, complex):
+        return value if value.imag else value.real
+    raise Error(
+        f"masked_fill{user_line(' at ')}: the value is a complex tensor, and the tensor is not. "
+        "Pass the real part: value.real."
+    )
 
 
 def _needs_gradient(args: tuple[Any, ...]) -> bool:

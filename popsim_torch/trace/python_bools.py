@@ -1,4 +1,4 @@
-"""Arithmetic of tensors with Python's ``True`` and ``False``.
+"""Arithmetic of tensors with Python's ``True`` and ``False``, and shifts with tensors of bools.
 
 The shape rules of PyTorch take them for numbers, also where its kernels refuse them, and operators
 that take two tensors have no kernel for a tensor and a bool.
@@ -17,11 +17,12 @@ from popsim_torch.trace.eager_errors import error_on_host
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced
 
-__all__ = ["power_of_bools", "without_bools"]
+__all__ = ["power_of_bools", "shift_of_bools", "without_bools"]
 
 _ARITHMETIC = frozenset({"add", "sub", "subtract", "rsub", "mul", "multiply", "pow"})
 _ARITHMETIC |= {"div", "divide", "true_divide", "floor_divide", "truediv", "floordiv"}
 _ARITHMETIC |= {"remainder", "fmod", "mod", "clamp", "clip", "clamp_min", "clamp_max"}
+_SHIFTS = frozenset({"__lshift__", "__rshift__", "__ilshift__", "__irshift__"})
 _OF_THE_ZEROS = "ZeroDivisionError"  # the trial call has zeros for values that are not known
 
 
@@ -49,9 +50,11 @@ def without_bools(
     tensors = [value for value in values if is_traced(value)]
     if any(one.dtype != torch.bool for one in tensors):
         return _replaced(int, args, kwargs)
-    if operation == "pow" or "alpha" in kwargs:  # these take a number
+    if operation == "pow":  # takes a number
         return args, kwargs
-    return _replaced(lambda value: torch.full((), value, device=DEVICE), args, kwargs)
+    factor = {"alpha": kwargs["alpha"]} if "alpha" in kwargs else {}  # another number
+    args, kwargs = _replaced(lambda value: torch.full((), value, device=DEVICE), args, kwargs)
+    return args, {**kwargs, **factor}
 
 
 def power_of_bools(
@@ -73,6 +76,27 @@ def power_of_bools(
         return None
     is_changed = name in ("pow_", "__ipow__")
     return functools.partial(_power, base, exponent, is_changed)
+
+
+def shift_of_bools(
+    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[], Any] | None:
+    """Return a replacement of a shift of, or by, a tensor of bools; else None.
+
+    Args:
+        func: A function of torch.
+        name: Its name.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    if name not in _SHIFTS or len(args) != 2 or kwargs:
+        return None
+    bools = [isinstance(one, torch.Tensor) and one.dtype == torch.bool for one in args]
+    common = torch.result_type(*args)
+    if common == torch.bool or not any(bools) or (bools[0] and name.startswith("__i")):
+        return None  # no bools, or eager PyTorch refuses the call
+    held = (one.to(common) if is_bool else one for one, is_bool in zip(args, bools, strict=True))
+    return functools.partial(func, *held)
 
 
 def _power(base: torch.Tensor, exponent: bool, is_changed: bool) -> torch.Tensor:

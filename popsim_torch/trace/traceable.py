@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popsim_torch.errors import Error
+from popsim_torch.trace.causal_masks import masked_causal_call
 from popsim_torch.trace.complex_calls import complex_call
 from popsim_torch.trace.ctc import ctc_call
 from popsim_torch.trace.cumprod import cumprod_call
@@ -18,8 +19,9 @@ from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.grouped_products import grouped_call
 from popsim_torch.trace.loss_calls import loss_call
 from popsim_torch.trace.mutating_operators import functional_call
-from popsim_torch.trace.python_bools import power_of_bools
+from popsim_torch.trace.python_bools import power_of_bools, shift_of_bools
 from popsim_torch.trace.static_shapes import static_call
+from popsim_torch.trace.untraceable_calls import check_elements_stay
 
 _NATIVE_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit")
 
@@ -64,6 +66,7 @@ def _bincount(
         name = torch.empty(0, dtype=input.dtype, device="cpu").type()  # torch.FloatTensor
         name = name.removeprefix("torch.").removesuffix("Tensor")
         raise NotImplementedError(f"\"bincount_cpu\" not implemented for '{name}'")
+    input = input.long()  # a small type may not have the number of bins
     bins = torch.where(input >= minlength, minlength, input)
     if weights is None:
         weights = torch.ones(input.shape, dtype=torch.int64, device=DEVICE)
@@ -130,6 +133,16 @@ def _pdist_of_nothing(input: torch.Tensor, p: float = 2.0) -> torch.Tensor:
     return input.flatten()
 
 
+def _norms_of_nothing(
+    x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Callable[[], torch.Tensor] | None:
+    """Return a replacement of no norms, each of some elements, which PyTorch's rule refuses."""
+    axes = (dim,) if isinstance(dim, int) else dim
+    if not axes or not all(x.shape[axis] for axis in axes):
+        return None
+    return lambda: x.abs().sum(axes, keepdim, dtype=dtype)
+
+
 def traceable_call(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any] | None:
@@ -139,6 +152,9 @@ def traceable_call(
         func: A function of torch.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
+
+    Raises:
+        Error: The device cannot run the function.
     """
     if func is F.one_hot:
         num_classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
@@ -165,12 +181,19 @@ def traceable_call(
         return functools.partial(_batch_norm_of_running, *args)
     if func is torch.pdist and args and args[0].dim() == 2 and args[0].shape[0] == 0:
         return functools.partial(_pdist_of_nothing, *args, **kwargs)
+    if func is torch.linalg.vector_norm and args and args[0].numel() == 0 and "out" not in kwargs:
+        return _norms_of_nothing(*args, **kwargs)
     if func is torch.Tensor.polygamma_:  # PyTorch has no rule that removes its change in place
         return functools.partial(_polygamma_, *args, **kwargs)
+    if func is torch.Tensor.share_memory_:  # one process runs the program
+        return lambda: args[0]
     name = getattr(func, "__name__", "")
+    check_elements_stay(name, args)
     return (
         grouped_call(name, args, kwargs)
         or power_of_bools(name, args, kwargs)
+        or shift_of_bools(func, name, args, kwargs)
+        or masked_causal_call(func, name, args, kwargs)
         or loss_call(func, name, args, kwargs)
         or complex_call(func, args, kwargs)
         or static_call(func, args, kwargs)

@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Origin
-from popsim_torch.trace.graph.origin import is_user_code
+from popsim_torch.trace.graph.origin import is_user_code, user_line
+from popsim_torch.trace.graph.traced_tensors import is_traced
 
-__all__ = ["check_traceable", "check_traced_call"]
+__all__ = ["check_elements_stay", "check_traceable", "check_traced_call"]
 
 _PYTORCH = str(Path(torch.__file__).parent)
 _OF_TRACES = tuple(
@@ -38,7 +40,26 @@ _OF_TRACES = tuple(
 )
 # Classes of exceptions with which those parts fail; they report a mistake of a program with others.
 _FAILURES = (AssertionError, AttributeError, KeyError, NotImplementedError, ZeroDivisionError)
+_WITH_PYTHON = frozenset({"apply_", "map_", "map2_"})
 _ASSERTION = "INTERNAL ASSERT FAILED"
+
+
+def check_elements_stay(name: str, args: tuple[Any, ...]) -> None:
+    """Refuse a method that calls a function of Python for each element.
+
+    Args:
+        name: The name of a function of torch.
+        args: Its positional arguments.
+
+    Raises:
+        Error: It is such a method, and the tensor is one of the device.
+    """
+    if name in _WITH_PYTHON and args and is_traced(args[0]):
+        raise Error(
+            f"Tensor.{name}{user_line(' at ')} calls a Python function for each element, which "
+            "have no values while the model is traced. Compute all elements at once with functions "
+            "of torch, or on the host (poptorch.CPU)."
+        )
 
 
 def check_traceable(error: Exception, origin: Origin) -> None:

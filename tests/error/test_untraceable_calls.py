@@ -131,3 +131,24 @@ def test_a_gradient_that_divides_by_a_size_of_zero():
     with pytest.raises(poptorch.Error, match="ZeroDivisionError") as caught:
         training(x)
     assert "test_untraceable_calls.py:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda _, x: x.clone().apply_(lambda one: one + 1),
+        lambda _, x: x.clone().map_(x, lambda one, other: one + other),
+        lambda _, x: x.clone().map2_(x, x, lambda one, *_: one),
+    ],
+)
+def test_python_functions_of_elements(mistake):
+    with pytest.raises(poptorch.Error, match="for each element") as caught:
+        poptorch.inferenceModel(Calls(mistake))(torch.ones(2, 3))
+    assert "test_untraceable_calls.py:" in str(caught.value)
+
+
+def test_a_complex_tensor_at_a_mask():
+    net = Calls(lambda _, x: x.masked_fill(x > 1, torch.tensor(2 + 0j)))
+    with pytest.raises(poptorch.Error, match=r"value\.real") as caught:
+        poptorch.inferenceModel(net)(torch.ones(2, 3))
+    assert "test_untraceable_calls.py:" in str(caught.value)

@@ -1,5 +1,7 @@
 """Attention as PyTorch's modules and functions write it, against eager PyTorch: one op each way."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -144,3 +146,37 @@ def test_inference(dtype, causal):
     expected = Model()(*(t.double() for t in operands))
     assert_close(out, expected.to(dtype), ONE_PASS[dtype])
     assert FUSED[0] in model.program(host=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_of_causal_attention(dtype):
+    mask = (torch.randn(7, 7) + 3 * torch.eye(7)).to(dtype)
+    if dtype == torch.bool:
+        mask = mask & (torch.rand(7, 7) > 0.4) | torch.eye(7, dtype=torch.bool)
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x, mask):
+            x = self.fc(x)
+            out = F.scaled_dot_product_attention(x, x, x, attn_mask=mask, is_causal=True)
+            return out, poptorch.identity_loss(out.square().sum(), "none")
+
+    ours = Masked()
+    eager = copy.deepcopy(ours)
+    x = torch.randn(2, 2, 7, 8)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    expected, loss = eager(x, mask)
+    loss.backward()
+    optimizer.step()
+    training = poptorch.trainingModel(
+        ours, quiet_options(), poptorch.optim.SGD(ours.parameters(), lr=0.1)
+    )
+    out, _ = training(x, mask)
+    assert_close(out, expected.detach(), ONE_PASS[torch.float32], "out")
+    training.copyWeightsToHost()
+    assert_close(ours.fc.weight, eager.fc.weight, TRAINED[torch.float32], "weight")
+    with pytest.raises(RuntimeError, match="attn_mask should not be set"):  # as in eager PyTorch
+        poptorch.inferenceModel(ours, quiet_options())(x[0], mask)

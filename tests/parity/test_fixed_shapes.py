@@ -215,3 +215,40 @@ def test_weights_without_values():
     loss, padded = poptorch.trainingModel(model, quiet_options())(x)
     assert padded.shape == (0, 3, 5)
     torch.testing.assert_close(loss, expected)
+
+
+OF_NOTHING = {
+    "largest": lambda _, x: torch.linalg.vector_norm(x[:0], torch.inf, -1),
+    "smallest": lambda _, x: torch.linalg.vector_norm(x[:0], -torch.inf, (-1,), keepdim=True),
+}
+
+
+@in_both(OF_NOTHING)
+def test_no_norms(function, kind):
+    compare_with_eager(function, kind)
+
+
+MORE_BINS = {
+    "uint8": lambda _, x: torch.bincount((40 * x).flatten().byte(), minlength=300).float(),
+    "int16": lambda _, x: (40 * x).flatten().short().bincount(minlength=40000).float(),
+    "weights": lambda _, x: torch.bincount((40 * x[0]).byte(), x[1].detach(), minlength=300),
+}
+
+
+@in_both(MORE_BINS)
+def test_more_bins_than_the_type_has_numbers(function, kind):
+    compare_with_eager(function, kind)
+
+
+OTHERS = {
+    "mean of complex numbers": lambda _, x: torch.complex(x, x + 1).mean(dtype=torch.float32),
+    "mean of rows": lambda _, x: torch.complex(x, x + 1).mean(0, dtype=torch.float32),
+    "complex number": lambda _, x: x.masked_fill(x > 0.5, 2 + 0j),
+    "share_memory_": lambda _, x: x.share_memory_() + 1,
+}
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+@in_both(OTHERS)
+def test_other_calls(function, kind):
+    compare_with_eager(function, kind)

@@ -26,6 +26,8 @@ CALLS = {
     "rpow": lambda x, flag: flag**x,
     "add_": lambda x, flag: x.clone().add_(flag),
     "mul_": lambda x, flag: x.clone().mul_(flag),
+    "alpha of a bool": lambda x, flag: torch.add(x, flag, alpha=2),
+    "alpha of a bool in place": lambda x, flag: x.clone().add_(flag, alpha=True),
     "alpha": lambda x, flag: torch.add(x, x, alpha=flag),
     "clamp": lambda x, flag: x.clamp(min=flag),
     "keyword": lambda x, flag: torch.mul(x, other=flag),
@@ -72,6 +74,40 @@ def test_like_eager(name, dtype):
         out = device(x)
         assert out.dtype == (torch.int32 if expected.dtype == torch.int64 else expected.dtype)
         torch.testing.assert_close(out, expected.to(out.dtype), equal_nan=True)
+
+
+BOOLS = torch.tensor([True, False])
+SHIFTS = {
+    "left": lambda x, y: x << y,
+    "right": lambda x, y: x >> y,
+    "left in place": lambda x, y: x.clone().__ilshift__(y),
+    "left of a number": lambda x, y: (x << 1, y << 2),
+}
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+@pytest.mark.parametrize("shift", [torch.tensor([3, 1]), torch.tensor([3, 1]).byte(), BOOLS])
+@pytest.mark.parametrize("bools_first", [True, False])
+def test_shifts(name, shift, bools_first):
+    model = Shift(SHIFTS[name])
+    inputs = (BOOLS, shift) if bools_first else (shift, BOOLS)
+    device = poptorch.inferenceModel(model, make_options())
+    try:
+        expected = model(*inputs)
+    except (RuntimeError, NotImplementedError) as error:
+        with pytest.raises(type(error), match=str(error)):
+            device(*inputs)
+        return
+    torch.testing.assert_close(device(*inputs), expected, check_dtype=False)
+
+
+class Shift(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
+
+    def forward(self, x, y):
+        return self._function(x, y)
 
 
 def test_training():
