@@ -54,7 +54,7 @@ _OTHER_SHAPES_ON_CPU = frozenset(
     }
 )
 
-# These only move elements: float16 stays as it is. All others compute in float32 and round once.
+# These only move elements: float16 stays as it is.
 _MOVES_DATA = frozenset(
     {
         torch.ops.aten.cat.default,
@@ -76,6 +76,43 @@ _MOVES_DATA = frozenset(
     }
 )
 
+# These convert their operands to a common dtype first, also numbers, and PyTorch's kernels of some
+# round float16 more than once. The last two depend on the range and the steps of the dtype.
+_COMPUTES_IN_DTYPE = frozenset(
+    f"aten::{name}"
+    for name in (
+        "add",
+        "addcdiv",
+        "addcmul",
+        "atan2",
+        "copysign",
+        "div",
+        "eq",
+        "floor_divide",
+        "fmax",
+        "fmin",
+        "fmod",
+        "ge",
+        "gt",
+        "hypot",
+        "le",
+        "logaddexp",
+        "logaddexp2",
+        "lt",
+        "maximum",
+        "minimum",
+        "mul",
+        "ne",
+        "pow",
+        "remainder",
+        "rsub",
+        "special_xlog1py",
+        "sub",
+        "xlogy",
+        "nan_to_num",
+        "nextafter",
+    )
+)
 
 # These find elements by their place in memory, which is that of PyTorch only by chance.
 _READS_MEMORY = frozenset(
@@ -288,9 +325,13 @@ def lower_aten(
 
 
 def _widens(operator: OpOverload) -> bool:
-    """Return whether an operator computes float16 in float32; users' Python code sees its dtype."""
-    users = schema_of(operator).name in OPDEFS or is_functional_form(operator)
-    return operator not in _MOVES_DATA and not users
+    """Return whether an operator computes float16 in float32, and rounds once, as most do.
+
+    Users' Python code sees the dtype.
+    """
+    name = schema_of(operator).name
+    users = name in OPDEFS or is_functional_form(operator)
+    return operator not in _MOVES_DATA and name not in _COMPUTES_IN_DTYPE and not users
 
 
 def _results(node: torch.fx.Node) -> list[Any]:

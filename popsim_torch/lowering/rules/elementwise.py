@@ -260,6 +260,16 @@ _ON_BOOL = frozenset(
         aten.logical_not.default,
     }
 )
+# These convert their operands to a common dtype first. Products and quotients take a second operand
+# of one element as it is.
+_TIMES = frozenset({aten.mul.Scalar, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor})
+_CONVERTS_OPERANDS = (
+    _TIMES
+    | {aten.add.Scalar, aten.add.Tensor, aten.sub.Scalar, aten.sub.Tensor}
+    | {aten.rsub.Scalar, aten.rsub.Tensor}
+    | {aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.addcmul.default, aten.addcdiv.default}
+    | {getattr(getattr(aten, name), kind) for name in _COMPARISONS for kind in ("Scalar", "Tensor")}
+)
 _ARITHMETIC_ON_BOOL = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor})
 
 
@@ -301,8 +311,45 @@ def _lower(formula: Formula, builder: Builder, node: torch.fx.Node, place: Place
 
     args = [given(value) for value in node.args]
     kwargs = {key: given(value) for key, value in node.kwargs.items()}
+    if _converts_to_half(node):
+        _convert_to_half(code, node, args, kwargs)
     result = code.value(formula(code, *args, **kwargs))
     return emit_map(builder, code, result, node.meta["val"].dtype, node.meta["val"].shape, place)
+
+
+def _converts_to_half(node: torch.fx.Node) -> bool:
+    """Return whether PyTorch converts the operands of a node to float16 first."""
+    if node.target not in _CONVERTS_OPERANDS:
+        return False
+    dtype = node.meta["val"].dtype
+    if dtype != torch.bool:
+        return bool(dtype == torch.float16)
+    floating = [one for one in operands(node) if one.dtype.is_floating_point]
+    deciding = [one for one in floating if one.dim() > 0] or floating
+    return {one.dtype for one in deciding} == {torch.float16}
+
+
+def _convert_to_half(
+    code: MapCode, node: torch.fx.Node, args: list[Any], kwargs: dict[str, Any]
+) -> None:
+    """Round the operands of a node that are not in float16 to it."""
+    for position, source in enumerate(node.args):
+        if isinstance(source, torch.fx.Node):
+            traced = source.meta["val"]
+            is_one, is_rounded = traced.numel() == 1, traced.dtype != torch.float32
+        else:
+            is_one, is_rounded = True, False
+        if not is_rounded and not (is_one and position == 1 and node.target in _TIMES):
+            args[position] = _in_half(code, args[position])
+    if "alpha" in kwargs:  # (the kernels for vectors do not round the scaled operand)
+        kwargs["alpha"] = _in_half(code, kwargs["alpha"])
+
+
+def _in_half(code: MapCode, value: Any) -> Any:
+    """Return a value or a number, rounded to float16."""
+    if isinstance(value, MapValue):
+        return code("half", value)
+    return torch.tensor(value, dtype=torch.float64).half().item()
 
 
 def _to_copy(builder: Builder, node: torch.fx.Node, place: Place) -> Value:
