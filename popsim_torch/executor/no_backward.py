@@ -19,8 +19,8 @@ def explain_backward() -> None:
 
     A model returns plain tensors without a history, and PyTorch says that they do not require a
     gradient. Such tensors look like all other tensors without history, and a mark on them would
-    slow down every call. So the explanation is added to the error for all of them. The error is
-    still a ``RuntimeError`` with PyTorch's message, and also an ``Error``.
+    slow down every call. So the explanation is added to the error for all of them, behind PyTorch's
+    reason. The error is still a ``RuntimeError``, and also an ``Error``.
     """
     original: Callable[..., None] = torch.Tensor.backward
 
@@ -34,10 +34,9 @@ def explain_backward() -> None:
             if explained or not (no_history and self.is_cpu):
                 raise
             raise UsageRuntimeError(
-                "backward() cannot be called explicitly on what a compiled model returns: the "
-                "device has run the backward pass and updated the weights already. Remove the "
-                "call, and those of the optimizer. If the tensor does not come from a model of "
-                f"popsim_torch, PyTorch gives the reason: {error}"
+                f"{error}. If the tensor comes from a compiled model of popsim_torch: backward() "
+                "cannot be called explicitly on what it returns. The device has run the backward "
+                "pass and updated the weights already; remove the call, and those of the optimizer."
             ) from error
 
     torch.Tensor.backward = backward  # type: ignore[method-assign]
