@@ -70,7 +70,7 @@ from popsim_torch.trace.packed import packing_call
 from popsim_torch.trace.python_bools import without_bools
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 from popsim_torch.trace.result_types import check_result_type
-from popsim_torch.trace.selected import selecting_call
+from popsim_torch.trace.selected import Selected, is_usual, selecting_call
 from popsim_torch.trace.selected_calls import selected_call
 from popsim_torch.trace.slice_checks import check_slice
 from popsim_torch.trace.strided_reads import StridedReads
@@ -201,7 +201,7 @@ class FunctionMode(TorchFunctionMode):
         if (replacement := selected_call(func, name, args, kwargs)) is not None:
             with self:
                 result = replacement()
-            if func in LOSS_FUNCTIONS and isinstance(result, torch.Tensor):
+            if func in LOSS_FUNCTIONS and is_usual(result):
                 self._listener.mark_loss(result)
             return result
         if isinstance(func, HigherOrderOperator):
@@ -256,7 +256,7 @@ class FunctionMode(TorchFunctionMode):
         if isinstance(value, FakeTensor) and value.fake_mode is not self._fake_mode:
             raise of_another_trace(value)
         if isinstance(value, torch.Tensor):
-            return self._listener.known(value)
+            return value if type(value) is Selected else self._listener.known(value)
         if isinstance(value, torch.device) and value.type == "ipu":
             return DEVICE
         if isinstance(value, str) and value in ("ipu", "ipu:0"):
@@ -360,6 +360,8 @@ class FunctionMode(TorchFunctionMode):
                 result = replacement()
         else:
             result = _called(func, args, kwargs)
+        if type(result) is Selected:
+            return result
         changed = args and is_in_place(name)
         for tensor in tensors_in(args[0] if changed else result):
             self._listener.after_call(tensor)

@@ -8,7 +8,6 @@ so it makes no infinity or NaN that the selected rows do not have, and no gradie
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Callable, Sequence
@@ -18,18 +17,27 @@ import torch
 from torch.overrides import handle_torch_function
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.tensors import version_of
 from popsim_torch.private_torch.trees import tree_leaves
 from popsim_torch.trace.graph.origin import is_user_code, user_line
 from popsim_torch.trace.graph.same_values import have_same_value
-from popsim_torch.trace.graph.traced_tensors import find_node, in_transform, is_traced
+from popsim_torch.trace.graph.traced_tensors import (
+    find_node,
+    host_computation,
+    in_transform,
+    is_traced,
+)
 from popsim_torch.trace.host_data import HostData
 
-__all__ = ["Selected", "SizesAtMask", "check_sizes", "selecting_call"]
+__all__ = ["Selected", "SizesAtMask", "check_sizes", "is_usual", "selecting_call"]
 
 
-class Selected:
+class Selected(torch.Tensor):
     """The elements of a tensor at a mask: rows of which only a run knows how many there are.
+
+    It is a tensor because programs ask for that, and PyTorch takes what passes for one as one. The
+    tensor is empty; code of PyTorch that does not ask the mode of the trace gets an error.
 
     Args:
         full: A tensor with one row for each element of the mask, the selected rows among them.
@@ -39,6 +47,13 @@ class Selected:
     Attributes:
         rows: The mask, with one dimension.
     """
+
+    full: torch.Tensor
+
+    def __new__(cls, *_: Any) -> Selected:
+        """Make the empty tensor."""
+        with host_computation(), DisableTorchFunction():
+            return torch.empty(0, device="meta").as_subclass(cls)
 
     def __init__(self, full: torch.Tensor, mask: torch.Tensor, line: str) -> None:
         self.full = full
@@ -50,8 +65,8 @@ class Selected:
 
     def like(self, full: torch.Tensor) -> Selected:
         """Return the rows of another tensor at the same mask."""
-        result = copy.copy(self)
-        result.full = full
+        result = Selected.__new__(Selected)
+        result.__dict__.update(self.__dict__, full=full)
         return result
 
     def finite(self, full: torch.Tensor) -> torch.Tensor:
@@ -76,7 +91,7 @@ class Selected:
 
     def is_at(self, mask: Any) -> bool:
         """Return whether a mask is the one of the rows, without a change since."""
-        return isinstance(mask, torch.Tensor) and self._place.is_that_of(_Place(mask))
+        return is_usual(mask) and self._place.is_that_of(_Place(mask))
 
     def refused(self, name: str) -> Error:
         """Return the error for a call that needs to know how many rows there are."""
@@ -88,19 +103,15 @@ class Selected:
         values = tree_leaves((args, kwargs))
         raise next(one for one in values if type(one) is cls).refused(func.__name__)
 
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Refuse a call inside of PyTorch."""
+        return cls.__torch_function__(func, types, args, kwargs)
+
     def __getattr__(self, name: str) -> Any:
-        if name in ("dtype", "device", "requires_grad", "is_cuda", "layout"):
-            return getattr(self.full, name)
-        if name == "ndim":
-            return self.dim()
-        if name == "shape":
-            return self.size()
-        method = getattr(torch.Tensor, name, None)
-        if method is None or name.startswith("__"):
-            raise AttributeError(f"'Tensor' object has no attribute '{name}'")
-        if not callable(method):
-            raise self.refused(name)
-        return functools.partial(handle_torch_function, method, (self,), self)
+        raise AttributeError(f"'Tensor' object has no attribute '{name}'")
 
     def dim(self) -> int:
         """Return the number of dimensions."""
@@ -115,10 +126,19 @@ class Selected:
         sizes = SizesAtMask(self)
         return sizes if dim is None else sizes[dim]
 
-    def __repr__(self) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"<elements at a mask of the device, {self.dtype}{self.line}>"
 
+    __str__ = __repr__
     __hash__ = object.__hash__
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+
+def is_usual(value: Any) -> bool:
+    """Return whether a value is a tensor, and none of elements at a mask."""
+    return isinstance(value, torch.Tensor) and type(value) is not Selected
 
 
 class SizesAtMask(Sequence[int]):
@@ -201,6 +221,19 @@ def _method(name: str) -> Callable[..., Any]:
     return call
 
 
+def _of_rows(name: str) -> property:
+    """Return an attribute that is the one of all rows; it cannot be set."""
+
+    def refuse(self: Selected, _: Any) -> NoReturn:
+        raise self.refused(name)
+
+    return property(lambda self: getattr(self.full, name), refuse)
+
+
+for _name in ("dtype", "device", "is_cuda", "layout", "ndim", "requires_grad"):
+    setattr(Selected, _name, _of_rows(_name))
+Selected.shape = property(Selected.size)  # type: ignore[assignment]
+
 _OPERATORS = "add sub mul truediv floordiv mod pow and or xor"
 for _name in (
     *(f"__{name}__" for name in _OPERATORS.split()),
@@ -242,7 +275,7 @@ def selecting_call(
     z, mask = args
     if isinstance(mask, tuple) and len(mask) == 1:
         (mask,) = mask
-    if not (is_traced(z) and isinstance(mask, torch.Tensor) and mask.dtype == torch.bool):
+    if not (is_traced(z) and is_usual(mask) and mask.dtype == torch.bool):
         return None
     if not mask.dim() or mask.shape != z.shape[: mask.dim()] or not z.numel():
         return None

@@ -14,7 +14,7 @@ from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_leaves, tree_map_only
 from popsim_torch.trace.books.known_values import TO_PYTHON
 from popsim_torch.trace.in_place import is_in_place
-from popsim_torch.trace.selected import Selected, SizesAtMask
+from popsim_torch.trace.selected import Selected, SizesAtMask, is_usual
 from popsim_torch.trace.selected_losses import LOSSES, loss_of, mean_of, sum_of
 from popsim_torch.trace.selected_rows import by_row
 
@@ -75,6 +75,8 @@ def selected_call(
             first = one
     if first is None:
         return _joined_call(func, name, args, kwargs)
+    if name in ("__get__", "__set__"):
+        raise first.refused(getattr(func, "__self__", func).__name__)
     if name in _READS:
         raise first.refused(name)
     if name in _WRITES and type(args[2]) is Selected and len(args) == 3 and not kwargs:
@@ -140,7 +142,7 @@ def _elementwise(
     for one in tree_leaves((args, kwargs)):
         if type(one) is Selected and (not first.is_with(one) or one.full.dim() != first.full.dim()):
             raise first.refused(f"{name}, with elements at another mask,")
-        if isinstance(one, torch.Tensor) and one.dim() >= first.full.dim():
+        if is_usual(one) and one.dim() >= first.full.dim():
             raise first.refused(f"{name}, with a tensor of shape {list(one.shape)},")
     changed = args[0] if is_in_place(name) and args else None
     if changed is not None and type(changed) is not Selected:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from popsim_torch.private_torch.trees import tree_map_only
-from popsim_torch.trace.selected import Selected
+from popsim_torch.trace.selected import Selected, is_usual
 
 __all__ = ["LOSSES", "loss_of", "mean_of", "sum_of"]
 
@@ -81,14 +81,12 @@ def loss_of(
     known = ("none", "mean", "sum", "batchmean") if name == "kl_div" else ("none", "mean", "sum")
     if legacy or reduction not in known:
         raise first.refused(name)
-    if name in _WITH_WEIGHTED_MEAN | {"huber_loss"} and isinstance(
-        given.get("weight"), torch.Tensor
-    ):
+    if name in _WITH_WEIGHTED_MEAN | {"huber_loss"} and is_usual(given.get("weight")):
         raise first.refused(f"{name}, with weights that are no such elements,")
     for key, one in given.items():
         if type(one) is Selected and not first.is_with(one):
             raise first.refused(f"{name}, with elements at another mask,")
-        if not isinstance(one, torch.Tensor):
+        if not is_usual(one):
             continue
         of_classes = key == "weight" and name in _WITH_WEIGHTS_OF_CLASSES
         most = first.dim() - 1 if name in _ELEMENTWISE else 0

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from popsim_torch.private_torch.trees import tree_leaves, tree_map_only
-from popsim_torch.trace.selected import Selected
+from popsim_torch.trace.selected import Selected, is_usual
 
 __all__ = ["by_row"]
 
@@ -78,7 +78,7 @@ def _is_by_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         return joined and _leaves_rows(name, x[0].dim(), args, kwargs)
     if type(x) is not Selected:
         return False
-    beside = [one for one in tree_leaves((others, kwargs)) if isinstance(one, torch.Tensor)]
+    beside = [one for one in tree_leaves((others, kwargs)) if is_usual(one)]
     if name in _PRODUCTS:
         return _is_product_of_rows(name, x, others)
     if name == "linear":
@@ -118,7 +118,7 @@ def _is_product_of_rows(name: str, x: Selected, others: Sequence[Any]) -> bool:
     (y,) = others
     if type(y) is Selected:
         return x.dim() > 2 and y.dim() == x.dim()
-    return name != "bmm" and isinstance(y, torch.Tensor) and x.dim() >= 2 and y.dim() <= 2
+    return name != "bmm" and is_usual(y) and x.dim() >= 2 and y.dim() <= 2
 
 
 def _leaves_rows(name: str, dim: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

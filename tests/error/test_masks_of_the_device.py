@@ -39,7 +39,6 @@ READS = {
     "shape": lambda y, mask: y.sum() * y[mask].shape[0],
     "numel": lambda y, mask: y.sum() * y[mask].numel(),
     "shape of a layer norm": lambda y, mask: nn.functional.layer_norm(y[mask], y[mask].shape),
-    "shape of zeros": lambda y, mask: y[mask].new_zeros(y[mask].shape),
     "len": lambda y, mask: y.sum() * len(y[mask]),
     "iteration": lambda y, mask: sum(one for one in y[mask]),
     "item": lambda y, mask: y.sum() * y[mask].item(),
@@ -76,7 +75,37 @@ def test_a_use_of_elements_at_a_mask(read):
     assert "test_masks_of_the_device.py" in str(caught.value)
 
 
+def in_a_loop(y, mask):
+    return poptorch.for_loop(2, lambda z: (z * 2,), [y[mask]])[0]
+
+
+def other_data(y, mask):
+    y.data = y[mask]
+    return y
+
+
+# What PyTorch does without a look at the mode of the trace.
+INSIDE = {
+    "loop": in_a_loop,
+    "data": other_data,
+    "cond": lambda y, mask: torch.cond(mask.any(), torch.neg, torch.abs, (y[mask],)),
+    "vmap": lambda y, mask: torch.vmap(torch.neg)(y[mask]).sum(),
+    "list of tensors": lambda y, mask: torch.tensor([y[mask], y[mask]]),
+    "gradient": lambda y, mask: torch.func.grad(torch.sum)(y[mask]).sum(),
+    "class": lambda y, mask: y[mask].as_subclass(torch.Tensor).sum(),
+    "transposed": lambda y, mask: y[mask].T.sum(),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_tensor_without_elements_is_not_used(name):
+    model = poptorch.inferenceModel(Reading(INSIDE[name]))
+    with pytest.raises(poptorch.Error, match=r"elements of z\[mask\] at .*depends on values"):
+        model(torch.tensor([1.0, -2.0, 3.0, 0.5]))
+
+
 SHAPES = {
+    "new_zeros": lambda y, mask: y[mask].new_zeros(y[mask].shape),
     "ones": lambda y, mask: torch.ones(y[mask].shape),
     "full": lambda y, mask: torch.full(size=y[mask].size(), fill_value=2.0),
     "expand": lambda y, mask: torch.zeros(1).expand(y[mask].shape),

@@ -195,3 +195,15 @@ def test_the_mean_of_integers_is_refused_as_in_eager_pytorch():
 
     with pytest.raises(RuntimeError, match="could not infer output dtype"):
         poptorch.inferenceModel(Mean())(torch.arange(4))
+
+
+def test_they_are_tensors():
+    class Asking(nn.Module):
+        def forward(self, x):
+            z = x[x > 0]
+            assert z.dim() == 1 and z.ndim == 1 and z.dtype == torch.float32
+            assert not isinstance(z, nn.Parameter)
+            return z.sum() if isinstance(z, torch.Tensor) and torch.is_tensor(z) else x.sum()
+
+    x = torch.tensor([1.0, -2.0, 3.0])
+    assert torch.equal(poptorch.inferenceModel(Asking())(x), Asking()(x))
