@@ -69,6 +69,7 @@ from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.packed import packing_call
 from popsim_torch.trace.python_bools import without_bools
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
+from popsim_torch.trace.refused_kinds import check_kinds
 from popsim_torch.trace.result_types import check_result_type
 from popsim_torch.trace.selected import Selected, is_usual, selecting_call
 from popsim_torch.trace.selected_calls import selected_call
@@ -337,6 +338,7 @@ class FunctionMode(TorchFunctionMode):
         check_masks(func, name, args, kwargs)
         check_slice(func, args, kwargs)
         self._strided_reads.check(func, name, args, kwargs)
+        check_kinds(func, name, args, kwargs)
         args, kwargs = without_bools(func, name, args, kwargs)
         body: Any = TRACEABLE.get(func, func)
         if getattr(func, "__module__", None) == F.__name__ and hasattr(func, "__code__"):

@@ -15,7 +15,7 @@ from popsim_torch.trace.eager_errors import error_on_host
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced
 from popsim_torch.trace.in_place import changed_tensor
 
-__all__ = ["check_result_type"]
+__all__ = ["check_result_type", "kind_of"]
 
 _REFUSED = "can't be cast to the desired output type"
 
@@ -37,15 +37,15 @@ def check_result_type(
     targets = [one for one in tree_leaves(changed_tensor(name, args, kwargs)) if is_traced(one)]
     if not targets or in_transform():
         return
-    kind = min(map(_kind, targets))
-    if any(_kind(one) > kind for one in tree_leaves((args, kwargs))):
+    kind = min(map(kind_of, targets))
+    if any(kind_of(one) > kind for one in tree_leaves((args, kwargs))):
         error = error_on_host(func, args, kwargs)
         if error is not None and _REFUSED in str(error):
             raise error
 
 
-def _kind(value: Any) -> int:
-    """Return the place of a value's type among truths, integers, reals and complex numbers."""
+def kind_of(value: Any) -> int:
+    """Return the place of a value's type among truths (0), integers, reals and complex numbers."""
     if isinstance(value, torch.Tensor):
         if value.is_complex() or value.is_floating_point():
             return 3 if value.is_complex() else 2
