@@ -152,6 +152,7 @@ class UpdateLowering:
         step: Place,
         named: Collection[str],
     ) -> None:
+        self._copy_weights(updates, step)
         done: set[int] = set()
         for update in updates:
             formula = update.formula
@@ -259,6 +260,17 @@ class UpdateLowering:
         inputs = [*gradients, self._scalar(plan.loss_scaling)]
         self._op("gradient_norm", inputs, [norm], dict(plan.norm_attributes), place=place)
         return norm
+
+    def _copy_weights(self, updates: Sequence[ParameterUpdate], step: Place) -> None:
+        """Copy gradients that are weights themselves, before an update changes these."""
+        for update in updates:
+            gradient = self._gradient_of(update)
+            if gradient is None or update.gradient == GradientInput.ACCUMULATOR:
+                continue
+            if self._builder.graph.root(gradient).kind == TensorKind.VARIABLE:
+                copy = self._builder.value(gradient.dtype, gradient.shape)
+                self._op("copy", [gradient], [copy], {}, place=step)
+                self._gradients[update.parameter] = copy
 
     def _update(
         self, update: ParameterUpdate, norm: Tensor | None, step: Place, *, named: bool = True
