@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from popsim_torch.errors import Error
+from popsim_torch.ops import op_listener
 from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
 from popsim_torch.private_torch.modules import CONVERSION
@@ -27,10 +28,14 @@ def converted_modules() -> AbstractContextManager[Any]:
 
     PyTorch replaces the tensors of a module, which it cannot do with traced ones.
     """
+    on_host = getattr(nn.Module, CONVERSION)
 
     def convert(
         self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> nn.Module:
+        if op_listener.get() is None:  # called by another thread, or on the host
+            converted: nn.Module = on_host(self, function, recurse)
+            return converted
         for child in self.children() if recurse else ():
             getattr(child, CONVERSION)(function)
         both: tuple[dict[str, Any], ...] = (own_parameters(self), own_buffers(self))

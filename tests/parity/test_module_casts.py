@@ -1,5 +1,7 @@
 """Modules that forward converts: to the dtype that they have, or modules that it makes."""
 
+import threading
+
 import torch
 from torch import nn
 
@@ -50,3 +52,17 @@ def test_a_module_of_the_host():
     compare_with_eager(lambda _, x: layers[0].half()(x.half()), "inference")
     assert type(layers[0].weight.data) is torch.Tensor
     assert layers[0].weight.dtype == torch.float16
+
+
+def test_other_threads_convert_modules_as_usual():
+    layer = nn.Linear(4, 3)
+    layer.weight.grad = torch.ones(3, 4)
+
+    def forward(_, x):
+        thread = threading.Thread(target=layer.double)
+        thread.start()
+        thread.join()
+        return x
+
+    compare_with_eager(forward, "inference")
+    assert layer.weight.dtype == layer.weight.grad.dtype == torch.float64
