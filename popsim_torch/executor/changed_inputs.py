@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from popsim_torch.errors import Error
+from popsim_torch.executor.constant_watch import Constant
 from popsim_torch.executor.host_weights import plain, without_sync
 from popsim_torch.executor.memory_in_common import have_elements_in_common, memory_of
 
@@ -25,6 +26,7 @@ def check_apart(
     names: Sequence[str],
     inputs: Sequence[torch.Tensor],
     module: nn.Module,
+    constants: Sequence[Constant],
 ) -> None:
     """Refuse inputs that change together with others in eager PyTorch: the device has copies.
 
@@ -33,10 +35,11 @@ def check_apart(
         names: The names of the inputs.
         inputs: The inputs of a call, in the caller's memory.
         module: The model.
+        constants: The attributes with host tensors that forward has read.
 
     Raises:
-        Error: A changed input has memory in common with another input, or with a weight or buffer;
-            or its own elements have.
+        Error: A changed input has memory in common with another input, or with a tensor of the
+            model; or its own elements have.
     """
     known = _apart.setdefault(module, set())
     places = {_place_of(inputs[position]) for position in changed}
@@ -46,6 +49,11 @@ def check_apart(
             _check_elements(names[position], inputs[position])
         with without_sync():
             state = [*module.named_parameters(), *module.named_buffers()]
+        state += [
+            (f"{path}.{name}" if path else name, value)
+            for path, name in constants
+            if isinstance(value := vars(module.get_submodule(path)).get(name), torch.Tensor)
+        ]
         others += [(f"'{name}' of the model", plain(one)) for name, one in state]
     elif len(inputs) == 1:
         return

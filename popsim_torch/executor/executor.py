@@ -470,7 +470,7 @@ class PoplarExecutor(HasModel, Generic[P, R]):
         if program.changed_inputs:
             callers = compiled.arguments.given(args, kwargs)
             names, module = compiled.arguments.names, self._device.module
-            check_apart(program.changed_inputs, names, callers, module)
+            check_apart(program.changed_inputs, names, callers, module, compiled.constants)
         given = self._device_inputs(compiled, inputs) if compiled.converts_inputs else inputs
         results = self._device.run(given)
         num_outputs = len(program.outputs)

@@ -39,7 +39,7 @@ def check_apart(
     # What a loop carries is a value: its changes do not reach the tensor that it begins with.
     carried = set(module.carried_names if isinstance(module, DeviceLoopBody) else ())
     changed = (trained | set(program.changed_state)) - carried
-    if not changed:
+    if not changed and not traced.host_writes:
         return
     hosts = {**traced.parameters, **traced.buffers}
     used = [name for name in (*program.parameters, *program.buffers) if name not in carried]
@@ -47,15 +47,18 @@ def check_apart(
     found += [("", one) for one in traced.host_reads]
     with without_sync(), DisableTorchFunction():
         pairs = list(_pairs_in_common(found))
-    for (name, one), (other_name, other) in pairs:
-        if name not in changed:
-            name, other_name, other = other_name, name, one
-        if name in changed:
-            raise Error(
-                f"{'training' if name in trained else 'forward'} changes '{name}', which shares "
-                f"memory with {_named(other_name, other, module)}. In eager PyTorch both change; "
-                f"the device has a copy of each. {_advice(name, other_name, traced)}"
-            )
+    written = {id(one) for one in traced.host_writes}
+    for pair in pairs:
+        # A host tensor that shares memory with none but others is the matter of the trace.
+        names = [name for name, _ in pair if name]
+        for (name, one), other in (pair, pair[::-1]):
+            if names and (name in changed or id(one) in written):
+                raise Error(
+                    f"{'training' if name in trained else 'forward'} changes "
+                    f"{_named(name, one, module)}, which shares memory with "
+                    f"{_named(*other, module)}. In eager PyTorch both change; the device has a "
+                    f"copy of each. {_advice(names, traced)}"
+                )
 
 
 def have_elements_in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -117,8 +120,8 @@ def _named(name: str, tensor: torch.Tensor, module: nn.Module) -> str:
         same = [place for place, leaf in found.items() if leaf is tensor]
         behind = [place for place, leaf in found.items() if have_elements_in_common(leaf, tensor)]
     for place in (*same, *behind):
-        return f"the attribute '{place}', which forward reads"
-    return f"a host tensor of shape {tuple(tensor.shape)}, which forward reads"
+        return f"the attribute '{place}'"
+    return f"a host tensor of shape {tuple(tensor.shape)} that forward reads"
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -131,13 +134,14 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
                         yield f"{path}.{attribute}" if path else attribute, leaf
 
 
-def _advice(name: str, other: str, traced: TraceResult) -> str:
-    last = name.rpartition(".")[2]
-    if not other:
-        return f"Compute it in forward, for example self.{last}.t() or self.{last}[0]."
-    if name in traced.parameters and other in traced.parameters:
+def _advice(names: Sequence[str], traced: TraceResult) -> str:
+    """Return what to do about parameters and buffers, or one of them and a host tensor."""
+    if len(names) == 1:
+        last = names[0].rpartition(".")[2]
+        return f"Make the view in forward, for example self.{last}.t() or self.{last}[0]."
+    if all(name in traced.parameters for name in names):
         return (
             "Assign the same nn.Parameter object to both modules, and transpose or slice it in "
-            f"forward: F.linear(x, self.{name}.t())."
+            f"forward: F.linear(x, self.{names[0]}.t())."
         )
     return "Register the whole tensor only, and index it in forward: self.whole[0].add_(x)."

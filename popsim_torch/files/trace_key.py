@@ -33,7 +33,7 @@ _PACKAGE = Path(__file__).parents[1]
 _IGNORED_META = frozenset({"stack_trace", "seq_nr", "autograd_backward", "from_node"})
 # Objects of the user. The constants have what forward reads. The plan of updates describes
 # the optimizers, and the graph the queues.
-_OBJECTS = frozenset({"optimizers", "enqueues", "host_reads"})
+_OBJECTS = frozenset({"optimizers", "enqueues", "host_reads", "host_writes"})
 _PLAIN = (
     *(type(None), bool, int, float, complex, str, bytes, enum.Enum),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size),

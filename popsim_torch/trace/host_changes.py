@@ -7,7 +7,7 @@ not in its runs. Tensors that were made there, or overwritten completely, may be
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -26,6 +26,10 @@ from popsim_torch.trace.host_reads import warn_of_host_change
 
 __all__ = ["HostChanges", "call_on_host"]
 
+# The values are not used; what ``__get__`` returns may be a view, whose use counts.
+_METADATA = frozenset(
+    {"__get__", "__len__", "size", "dim", "element_size", "numel", "stride", "is_floating_point"}
+)
 # The result does not depend on the old values; the last one wraps data of Python or NumPy.
 _FRESH = frozenset({"zero_", "fill_", "copy_", "lift_fresh.default"})
 # The new values depend on the old ones: a second call gives another result.
@@ -49,10 +53,16 @@ class HostChanges:
 
     Args:
         lasts: Returns whether a host tensor is one that the device keeps: a parameter or buffer.
+        note_reads: Receives the tensors whose values a call on the host gets.
     """
 
-    def __init__(self, lasts: Callable[[torch.Tensor], bool]) -> None:
+    def __init__(
+        self,
+        lasts: Callable[[torch.Tensor], bool],
+        note_reads: Callable[[Iterable[torch.Tensor]], None],
+    ) -> None:
         self._lasts = lasts
+        self._note_reads = note_reads
         # By the address of their memory; other memory may get the address after it is freed.
         self._made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -62,6 +72,8 @@ class HostChanges:
         """Compute a call that uses only host tensors."""
         if _accumulates(name, args, kwargs) and not self._is_made(args[0]):
             warn_of_host_change(name)
+        if name not in _METADATA:
+            self._note_reads(tensors_in((*args, *kwargs.values())))
         result = call_on_host(func, args, kwargs)
         self._note(name, args, result)
         return result

@@ -102,6 +102,26 @@ def test_strided_inputs_with_memory_in_common():
         poptorch.inferenceModel(net)(net.table[:, 1], torch.ones(4))
 
 
+class WithTable(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.table, self.unread = table, torch.ones(4)
+
+    def forward(self, x):
+        x.mul_(2)
+        return x + self.table
+
+
+def test_an_input_that_an_attribute_shows():
+    line = torch.ones(6)
+    net = WithTable(line[:4])
+    model = poptorch.inferenceModel(net)
+    torch.testing.assert_close(model(net.unread), torch.full((4,), 3.0))
+    with pytest.raises(poptorch.Error, match="shares memory with 'table' of the model"):
+        model(line[2:])
+    assert torch.equal(line, torch.ones(6))
+
+
 @pytest.mark.parametrize(
     "x", [torch.ones(1).expand(4), torch.ones(5).unfold(0, 2, 1), torch.ones(2, 1).expand(2, 3)]
 )

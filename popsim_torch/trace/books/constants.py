@@ -140,6 +140,11 @@ class Constants:
             for constant in constants
         )
 
+    def changed_hosts(self) -> list[torch.Tensor]:
+        """Return the host tensors that the device changes a copy of."""
+        known = self._by_memory.values()
+        return [one.host for constants in known for one in constants if one.is_changed()]
+
     def clear(self) -> None:
         """Forget all tensors."""
         self._data = []

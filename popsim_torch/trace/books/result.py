@@ -88,7 +88,8 @@ class TraceResult:
         outputs: The structure of forward's result; its number of outputs are the first results.
         gradients: Names of the parameters whose gradients are the remaining results.
         constants: Data of the ``popsim::constant`` nodes, by index.
-        host_reads: The host tensors that forward has used, except parameters and buffers.
+        host_reads: The host tensors whose values forward has used, except parameters and buffers.
+        host_writes: Those that forward changes in place, with values of the device.
         prints: The ``popsim::print_tensor`` nodes' requests, by key.
         host_calls: The host calls of the ``popsim::host_call`` nodes, by number.
         enqueues: The queues and elements of the ``popsim::enqueue`` nodes, by key.
@@ -120,6 +121,7 @@ class TraceResult:
     gradients: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     host_reads: list[torch.Tensor] = field(default_factory=list)
+    host_writes: list[torch.Tensor] = field(default_factory=list)
     prints: dict[int, PrintRequest] = field(default_factory=dict)
     host_calls: dict[int, HostCall] = field(default_factory=dict)
     enqueues: dict[int, Enqueue] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.fx
@@ -42,6 +42,7 @@ class StandIns:
         self._constants = Constants(result.constants)
         # By id; the tensors are kept alive, so that no id is used twice.
         self._used: dict[int, torch.Tensor] = {}
+        self._read: dict[int, torch.Tensor] = {}
         self._numbers: dict[int, tuple[int, torch.Tensor]] = {}
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -60,6 +61,7 @@ class StandIns:
             tensors.clear()
         self._sparse.clear()
         self._used.clear()
+        self._read.clear()
         del self._result
 
     def stand_for(self, host: torch.Tensor, traced: torch.Tensor) -> None:
@@ -90,8 +92,9 @@ class StandIns:
         )
 
     def keep_host_reads(self) -> None:
-        """Put the host tensors that forward has used into the result."""
-        self._result.host_reads = [one for one in self._used.values() if has_memory(one)]
+        """Put the host tensors whose values forward has used into the result."""
+        self._result.host_reads = [one for one in self._read.values() if has_memory(one)]
+        self._result.host_writes = self._constants.changed_hosts()
 
     def was_used(self, host: torch.Tensor) -> bool:
         """Return whether forward has used a host tensor."""
@@ -124,8 +127,12 @@ class StandIns:
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a traced tensor for the present data of a host tensor."""
-        self._used[id(tensor)] = tensor
+        self._used[id(tensor)] = self._read[id(tensor)] = tensor
         return self._constants.traced(tensor)
+
+    def note_reads(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Record that a call on the host gets the values of these tensors."""
+        self._read.update((id(one), one) for one in tensors if is_host_tensor(one))
 
     def state_of(self, node: torch.fx.Node) -> torch.Tensor | None:
         """Return the parameter or buffer of a node; None if the node is something else."""
