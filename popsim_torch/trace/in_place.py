@@ -13,6 +13,7 @@ from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_leaves
 from popsim_torch.trace.eager_errors import error_on_host
 from popsim_torch.trace.graph.origin import user_line
+from popsim_torch.trace.graph.repeated_writes import repeated_dimensions
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced
 
 __all__ = ["changed_tensor", "check_memory", "is_in_place", "is_mask", "masked_write"]
@@ -73,7 +74,7 @@ def check_memory(
     others = [one for one in tree_leaves((args, kwargs)) if one is not target and is_traced(one)]
     memory = storage_key(target)
     shares = any(storage_key(one) == memory and not _is_same(one, target) for one in others)
-    if shares or _repeats_elements(target):
+    if shares or repeated_dimensions(target):
         error = error_on_host(func, args, kwargs, same_memory=True)
         if error is not None:
             raise error
@@ -94,11 +95,6 @@ def _check_resize(name: str, x: torch.Tensor, sizes: tuple[Any, ...]) -> None:
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
     layouts = ((t.shape, t.stride(), t.storage_offset()) for t in (one, other))
     return next(layouts) == next(layouts)
-
-
-def _repeats_elements(tensor: torch.Tensor) -> bool:
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return any(stride == 0 and size > 1 for size, stride in sizes)
 
 
 # Masks.

@@ -13,6 +13,7 @@ from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.trace.books.known_values import checked_by_device
 from popsim_torch.trace.eager_errors import eager_error, error_on_host
 from popsim_torch.trace.graph.device import DEVICE
+from popsim_torch.trace.graph.repeated_writes import repeated_dimensions
 from popsim_torch.trace.graph.traced_tensors import is_batched
 
 _INDEX_FILLS: dict[Any, bool] = {  # whether the call changes its argument
@@ -145,6 +146,8 @@ def _masked_write(
 def _where(x: torch.Tensor, mask: torch.Tensor, value: torch.Tensor, *, in_place: bool) -> Any:
     """Return ``x`` with a value where the mask of its first dimensions is true."""
     mask = mask.reshape(mask.shape + (1,) * (x.dim() - mask.dim()))
+    if in_place and value.numel() == 1 and repeated_dimensions(x):  # (copy_ takes no such tensor)
+        return x.masked_fill_(mask, value.reshape(()))
     result = torch.where(mask, value.to(x.dtype), x)
     return x.copy_(result) if in_place else result
 

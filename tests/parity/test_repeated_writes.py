@@ -19,9 +19,7 @@ FILLS = {
     "triu_": lambda y: y.triu_(1),
     "elements at a mask": lambda y: y.__setitem__(y > 1.0, 5.0),
     "masked_fill_": lambda y: y.masked_fill_(y == 0.0, torch.tensor(1.5)),
-    "known mask": lambda y: y.masked_fill_(
-        torch.tensor([[True, False, False], [True, True, False]]), 8.0
-    ),
+    "known mask": lambda y: y.masked_fill_(KNOWN, 8.0),
     "indices": lambda y: y.__setitem__((torch.tensor([0, 1]), torch.tensor([1, 1])), 9.0),
     "index_fill_": lambda y: y.index_fill_(0, torch.tensor([0, 1]), 4.0),
     "fill_diagonal_": lambda y: y.fill_diagonal_(7.0),
@@ -31,6 +29,16 @@ FILLS = {
     "one repeat": lambda y: y[0].mul_(0.1),
     "row": lambda y: y.__setitem__(1, torch.tensor([0.1, 0.2, 0.3])),
     "then read": lambda y: y[1].add_(y.fill_(2.0)[0]),
+}
+
+KNOWN = torch.tensor([[True, False, False], [True, True, False]])
+WRITES = {
+    "mask": lambda y, w: y.__setitem__(y > 1.0, w[1]),
+    "one element": lambda y, w: y.__setitem__(y > 1.0, w[:1]),
+    "known mask": lambda y, w: y.__setitem__(KNOWN, w.sum()),
+    "masked_fill_": lambda y, w: y.masked_fill_(KNOWN, w[1]),
+    "index_fill_": lambda y, w: y.index_fill_(0, torch.tensor([0, 1]), w[2]),
+    "indices": lambda y, w: y.__setitem__((torch.tensor([0, 1]), torch.tensor([1, 2])), w[1]),
 }
 
 
@@ -62,6 +70,31 @@ def test_values_and_weights(name):
     torch.optim.SGD(eager.parameters(), lr=0.1).step()
     assert torch.equal(changed, expected_changed)
     assert torch.equal(out, expected)
+    torch.testing.assert_close(model.w.data, eager.w.data)
+
+
+@pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors")
+@pytest.mark.parametrize("name", WRITES)
+def test_gradient_of_the_value(name):
+    class Written(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([1.0, -2.0, 0.7]))
+
+        def forward(self, x):
+            y = (x * 1.0).expand(2, 3)
+            WRITES[name](y, self.w)
+            factors = torch.arange(1.0, 7.0, device=y.device).view(2, 3)
+            return y * 1.0, poptorch.identity_loss((y * factors).sum(), "none")
+
+    model, eager = Written(), Written()
+    x = torch.tensor([0.0, 1.0, 2.1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    out, _ = poptorch.trainingModel(model, make_options(), optimizer)(x)
+    expected, loss = eager(x)
+    loss.backward()
+    torch.optim.SGD(eager.parameters(), lr=0.1).step()
+    torch.testing.assert_close(out, expected)
     torch.testing.assert_close(model.w.data, eager.w.data)
 
 

@@ -14,7 +14,7 @@ import torch.fx
 
 from popsim_torch.trace.graph.strided_views import add_call_like
 
-__all__ = ["at_first_repeat"]
+__all__ = ["at_first_repeat", "repeated_dimensions"]
 
 aten = torch.ops.aten
 
@@ -56,8 +56,7 @@ def at_first_repeat(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node
     """
     arguments: Any = node.args
     seen: torch.Tensor = arguments[0].meta["val"]
-    sizes = zip(seen.shape, seen.stride(), strict=True)
-    repeated = [dim for dim, (size, stride) in enumerate(sizes) if size > 1 and stride == 0]
+    repeated = repeated_dimensions(seen)
     if not repeated or not _is_fill(node):
         return node
     fake_mode: Any = seen.fake_mode  # type: ignore[attr-defined]
@@ -79,6 +78,12 @@ def at_first_repeat(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node
             )
     node.target, node.args, node.kwargs = aten.alias.default, (arguments[0],), {}
     return change
+
+
+def repeated_dimensions(tensor: torch.Tensor) -> list[int]:
+    """Return the dimensions along which a tensor shows the same elements."""
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return [dim for dim, (size, stride) in enumerate(sizes) if size > 1 and stride == 0]
 
 
 def _is_fill(node: torch.fx.Node) -> bool:

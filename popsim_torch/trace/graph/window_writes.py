@@ -17,7 +17,7 @@ from popsim_torch.errors import Error
 from popsim_torch.private_torch.operators import OpOverload, schema_of
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.parts import is_in_place, is_view, viewed
-from popsim_torch.trace.graph.repeated_writes import at_first_repeat
+from popsim_torch.trace.graph.repeated_writes import at_first_repeat, repeated_dimensions
 from popsim_torch.trace.graph.strided_views import add_call_like, is_whole, memory_order
 from popsim_torch.trace.graph.traced_tensors import host_computation
 
@@ -100,8 +100,8 @@ def _is_certain(window: torch.fx.Node, source: torch.fx.Node) -> bool:
 
 def _repeats(seen: torch.Tensor) -> bool:
     """Return whether a view shows an element several times."""
-    if seen.numel() == 0:
-        return False
+    if seen.numel() == 0 or repeated_dimensions(seen):
+        return seen.numel() > 0
     with host_computation():
         memory = torch.arange(_last_place(seen) + 1, device="cpu")
         places = memory.as_strided(seen.shape, seen.stride(), seen.storage_offset())
