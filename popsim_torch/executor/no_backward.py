@@ -35,8 +35,9 @@ def explain_backward() -> None:
                 raise
             raise UsageRuntimeError(
                 f"{error}. If the tensor comes from a compiled model of popsim_torch: backward() "
-                "cannot be called explicitly on what it returns. The device has run the backward "
-                "pass and updated the weights already; remove the call, and those of the optimizer."
+                "cannot be called explicitly on what it returns, because the device has run the "
+                "backward pass and updated the weights already. Remove the call, and those of the "
+                "optimizer."
             ) from error
 
     torch.Tensor.backward = backward  # type: ignore[method-assign]
