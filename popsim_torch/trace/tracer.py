@@ -49,11 +49,11 @@ from popsim_torch.trace.function_mode import FunctionMode
 from popsim_torch.trace.graph.bodies import all_bodies
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.functionalise import is_mutating
+from popsim_torch.trace.graph.kept_shapes import shapes_kept
 from popsim_torch.trace.graph.origin import current_origin, recording
 from popsim_torch.trace.graph.repeated_operators import RepeatedOperators
 from popsim_torch.trace.graph.traced_tensors import TraceMode, find_node
 from popsim_torch.trace.join_slices import join_slices
-from popsim_torch.trace.kept_shapes import shapes_kept
 from popsim_torch.trace.losses import behind_hooks, find_final_loss, warn_of_numbers_behind
 from popsim_torch.trace.module_state import (
     TracedState,

@@ -26,6 +26,14 @@ def test_in_forward(refused, name):
     assert ("'offset'" if name == "buffer" else "'x'") in str(error)
 
 
+def test_in_the_body_of_a_loop(refused):
+    def mistake(_, x):
+        return poptorch.for_loop(2, lambda y: [y.unsqueeze_(0).sum(0) + 1], [x])[0]
+
+    error = refused(mistake, poptorch.Error, "changes the shape of 'argument 0'")
+    assert "test_shapes_changed_in_place.py:" in str(error)
+
+
 def changed_and_changed_back(x):
     x.unsqueeze_(1).mul_(2)
     return x.squeeze_(1) + 1

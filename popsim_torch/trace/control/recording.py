@@ -33,6 +33,7 @@ from popsim_torch.trace.control.captures import BodyScopes, StandIn
 from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut
 from popsim_torch.trace.graph.bodies import CONTROL, Control, empty_results
 from popsim_torch.trace.graph.device_types import seen_dtype
+from popsim_torch.trace.graph.kept_shapes import shapes_kept
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
@@ -198,7 +199,9 @@ class BodyRecorder:
         ):
             given = [_own(value, differentiates, carries) for value in values]
             own = [stand_in.node for stand_in in given]
-            called = function(*(stand_in.tensor for stand_in in given))
+            tensors = {f"argument {i}": stand_in.tensor for i, stand_in in enumerate(given)}
+            with shapes_kept(tensors):
+                called = function(*tensors.values())
             results = [self.scopes.traced(result) for result in tensors_of(name, called)]
             results = _as_wide(results, like)
             nodes: list[torch.fx.Node | None] = [node_of(result) for result in results]

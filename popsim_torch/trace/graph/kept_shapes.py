@@ -1,4 +1,4 @@
-"""Refuses models whose forward changes the shape of an input, parameter or buffer in place."""
+"""Refuses models that change the shape of an input, parameter or buffer in place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHANGES_SHAPE = frozenset(
 
 @contextmanager
 def shapes_kept(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Check tensors after forward, which runs in this scope.
+    """Check tensors after forward, or the body of a loop or branch, which runs in this scope.
 
     Args:
         tensors: The traced tensors that a program gets, by name.
@@ -34,14 +34,15 @@ def shapes_kept(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
     Raises:
         Error: One of them has another shape than before.
     """
-    before = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    before = {name: (tuple(one.shape), find_node(one)) for name, one in tensors.items()}
     yield
     for name, tensor in tensors.items():
+        shape, first = before[name]
         node = find_node(tensor)
-        if node is None or tuple(tensor.shape) == before[name]:
+        if node is None or tuple(tensor.shape) == shape:
             continue
-        if unchanged(node).op == "placeholder":  # else it has got the data of another tensor
-            raise _refused(name, tensor, before[name], _change(node))
+        if unchanged(node) is first:  # else it has got the data of another tensor
+            raise _refused(name, tensor, shape, _change(node))
 
 
 def _change(node: torch.fx.Node) -> torch.fx.Node:
@@ -60,7 +61,7 @@ def _refused(
     source, method = origin_of(change).source, opname(change.target)
     return Error(
         f"forward{f' at {source}' if source else ''} changes the shape of '{name}' in place "
-        f"({method}), from {before} to {tuple(tensor.shape)}. A compiled model keeps the "
-        "shapes of its inputs, parameters and buffers: make another tensor (x = x.unsqueeze(1) "
-        "instead of x.unsqueeze_(1)), or change a copy (x.clone())."
+        f"({method}), from {before} to {tuple(tensor.shape)}. A compiled model keeps the shapes of "
+        "what it is given, and of its parameters and buffers: make another tensor (x = "
+        "x.unsqueeze(1) instead of x.unsqueeze_(1)), or change a copy (x.clone())."
     )
