@@ -76,9 +76,12 @@ _MOVES_DATA = frozenset(
     }
 )
 
-# These convert their operands to a common dtype first, also numbers, and PyTorch's kernels of some
-# round float16 more than once. The last two depend on the range and the steps of the dtype.
+# PyTorch rounds results of the first two more than once; the others depend on the range of float16.
 _COMPUTES_IN_DTYPE = frozenset(
+    f"aten::{name}" for name in ("special_xlog1py", "xlogy", "nan_to_num", "nextafter")
+)
+# These convert operands of other dtypes, and numbers, to a common dtype first.
+_CONVERTS_OPERANDS = frozenset(
     f"aten::{name}"
     for name in (
         "add",
@@ -106,11 +109,7 @@ _COMPUTES_IN_DTYPE = frozenset(
         "pow",
         "remainder",
         "rsub",
-        "special_xlog1py",
         "sub",
-        "xlogy",
-        "nan_to_num",
-        "nextafter",
     )
 )
 
@@ -201,10 +200,12 @@ def _conjugate_number(node: torch.fx.Node) -> complex | None:
 class _Boxer:
     """Converts a node's arguments to the form that the ``aten`` op needs."""
 
-    def __init__(self, builder: Builder, place: Place, operator: OpOverload) -> None:
+    def __init__(
+        self, builder: Builder, place: Place, operator: OpOverload, *, widen: bool
+    ) -> None:
         self._builder = builder
         self._place = place
-        self._widen = _widens(operator)
+        self._widen = widen
         self._in_memory_order = operator in _READS_MEMORY
         self.inputs: list[Tensor] = []
 
@@ -292,7 +293,7 @@ def lower_aten(
     if _conjugate_number(node) is not None:
         return None  # (its readers have the number)
     operator: Any = target or node.target
-    boxer = _Boxer(builder, place, operator)
+    boxer = _Boxer(builder, place, operator, widen=_widens(operator, node))
     arguments = [boxer(value) for value in _bound(node, operator)]
     single = isinstance(node.meta.get("val"), torch.Tensor)
     flat = _results(node)
@@ -324,14 +325,24 @@ def lower_aten(
     return narrowed[0] if single else narrowed
 
 
-def _widens(operator: OpOverload) -> bool:
-    """Return whether an operator computes float16 in float32, and rounds once, as most do.
+def _widens(operator: OpOverload, node: torch.fx.Node) -> bool:
+    """Return whether a node computes float16 in float32, and rounds once, as most do.
 
     Users' Python code sees the dtype.
     """
     name = schema_of(operator).name
-    users = name in OPDEFS or is_functional_form(operator)
-    return operator not in _MOVES_DATA and name not in _COMPUTES_IN_DTYPE and not users
+    if name in OPDEFS or is_functional_form(operator):
+        return False
+    if name in _CONVERTS_OPERANDS and _has_other_operands(node):
+        return False
+    return operator not in _MOVES_DATA and name not in _COMPUTES_IN_DTYPE
+
+
+def _has_other_operands(node: torch.fx.Node) -> bool:
+    """Return whether a node has numbers, or tensors that are not in float16."""
+    traced = (source.meta["val"] for source in node.all_input_nodes)
+    has_numbers = any(isinstance(value, (int, float)) for value in node.args)
+    return has_numbers or any(one.dtype != torch.float16 for one in traced)
 
 
 def _results(node: torch.fx.Node) -> list[Any]:
