@@ -201,7 +201,7 @@ def check(recipe: Recipe) -> None:
     try:
         device.compile(*inputs)
     except poptorch.Error as error:
-        # (a body that changes what its gradient needs is refused even if no loss needs the gradient)
+        # (a body that changes what its gradient needs is refused, even if no loss needs it)
         if has_bodies(recipe) and "modified by an inplace operation" in str(error):
             raise UnsatisfiedAssumption from error
         raise
