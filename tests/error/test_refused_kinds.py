@@ -23,7 +23,6 @@ WRONG = {
     "round": lambda mask, ids, x: mask.round(),
     "relu": lambda mask, ids, x: F.relu(mask),
     "addcmul": lambda mask, ids, x: torch.addcmul(mask, mask, mask),
-    "histc": lambda mask, ids, x: torch.histc(ids, 3),
     "max_pool1d": lambda mask, ids, x: F.max_pool1d(ids.view(1, 1, 2), 2),
     "interpolate": lambda mask, ids, x: F.interpolate(ids.view(1, 1, 2), 4),
     "ids *= number": lambda mask, ids, x: operator.imul(ids.clone(), 0.5),
