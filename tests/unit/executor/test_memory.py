@@ -25,9 +25,10 @@ def test_a_cycle_leaves_no_object_and_no_program():
     assert kept["bytes"] < 20_000
 
 
-# About 600 bytes; PyTorch's tracer alone (make_fx of the module) keeps 1 to 2 kB and 3 objects.
+# About 500 bytes; PyTorch's tracer alone (make_fx of the module) keeps 1 to 2 kB and 3 objects. Its
+# caches, and those of the allocator, fill for 100 cycles.
 @pytest.mark.slow
 def test_two_hundred_cycles():
-    kept = growth(warm_up=50, cycles=200)
+    kept = growth(warm_up=100, cycles=200)
     assert kept["objects"] < 0.25
     assert kept["bytes"] < 2_000
