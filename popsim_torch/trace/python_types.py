@@ -48,18 +48,15 @@ class _Types(type):
     def __hash__(cls) -> int:
         return hash(builtins.type)
 
-    def __getattr__(cls, name: str) -> Any:
-        return getattr(builtins.type, name)
+    def __getitem__(cls, item: Any) -> Any:
+        return builtins.type[item]
 
-    def __mro_entries__(cls, bases: tuple[Any, ...]) -> tuple[type]:
-        return (builtins.type,)
+    def __getattribute__(cls, name: str) -> Any:  # (of metaclasses: type.__call__(cls))
+        return getattr(builtins.type, name)
 
 
 class _Type(metaclass=_Types):
     """Stands for ``type``."""
-
-    def __class_getitem__(cls, item: Any) -> Any:
-        return builtins.type[item]
 
 
 _users: Counter[int] = Counter()  # traces that use a namespace, by its id

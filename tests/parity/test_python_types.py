@@ -21,7 +21,16 @@ def by_kind(value):
 
 
 class Both(type):
-    pass
+    def __call__(cls, *args):
+        return type.__call__(cls, *args)
+
+    def __new__(mcs, name, bases, names):
+        return type.__new__(mcs, name, bases, names)
+
+
+class Two(metaclass=Both):
+    def __init__(self, number):
+        self.number = number
 
 
 USES = {
@@ -36,6 +45,8 @@ USES = {
     "same kind": lambda m, x: x * (2 if type(x) is type(m.ones) else 3),
     "of a class": lambda m, x: x * (2 if isinstance(nn.Linear, type) else 3),
     "of a metaclass": lambda m, x: x * (2 if issubclass(Both, type) and type(Both) is type else 3),
+    "through a metaclass": lambda m, x: x * Two(2).number * Both("Three", (), {"n": 3}).n,
+    "an attribute": lambda m, x: x * (2 if type.__name__ == "type" and type.mro(Two) else 3),
     "of others": lambda m, x: x * (2 if type(x.dim()) is int and type(m) is Net else 3),
     "new": lambda m, x: x * type("Two", (), {"number": 2})().number,
     "annotation": lambda m, x: x * len(type[int].__args__),
