@@ -24,6 +24,7 @@ from popsim_torch.trace.static_shapes import static_call
 from popsim_torch.trace.untraceable_calls import check_elements_stay
 
 _NATIVE_BATCH_NORMS = ("native_batch_norm", "_native_batch_norm_legit")
+_NORMS = frozenset({torch.linalg.norm, torch.linalg.vector_norm, torch.norm, torch.Tensor.norm})
 
 
 def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
@@ -134,7 +135,13 @@ def _pdist_of_nothing(input: torch.Tensor, p: float = 2.0) -> torch.Tensor:
 
 
 def _norms_of_nothing(
-    x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    x: torch.Tensor,
+    _order: Any = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: Any = None,
+    **_others: Any,  # the order by name, and ``out``
 ) -> Callable[[], torch.Tensor] | None:
     """Return a replacement of no norms, each of some elements, which PyTorch's rule refuses."""
     axes = (dim,) if isinstance(dim, int) else dim
@@ -181,7 +188,7 @@ def traceable_call(
         return functools.partial(_batch_norm_of_running, *args)
     if func is torch.pdist and args and args[0].dim() == 2 and args[0].shape[0] == 0:
         return functools.partial(_pdist_of_nothing, *args, **kwargs)
-    if func is torch.linalg.vector_norm and args and args[0].numel() == 0 and "out" not in kwargs:
+    if func in _NORMS and args and args[0].numel() == 0 and kwargs.get("out") is None:
         return _norms_of_nothing(*args, **kwargs)
     if func is torch.Tensor.polygamma_:  # PyTorch has no rule that removes its change in place
         return functools.partial(_polygamma_, *args, **kwargs)

@@ -220,6 +220,10 @@ def test_weights_without_values():
 OF_NOTHING = {
     "largest": lambda _, x: torch.linalg.vector_norm(x[:0], torch.inf, -1),
     "smallest": lambda _, x: torch.linalg.vector_norm(x[:0], -torch.inf, (-1,), keepdim=True),
+    "norm": lambda _, x: torch.norm(x[:0], torch.inf, -1),
+    "named order": lambda _, x: torch.norm(x[:0], p=torch.inf, dim=1, keepdim=True),
+    "method": lambda _, x: x[:0].norm(-torch.inf, -1),
+    "linalg.norm": lambda _, x: torch.linalg.norm(x[:0], ord=torch.inf, dim=-1),
 }
 
 
