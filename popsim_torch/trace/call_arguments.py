@@ -126,7 +126,12 @@ def copied(name: str, tensor: torch.Tensor) -> Any:
     """
     if name == "__deepcopy__":
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return torch.Tensor.view_as, (tensor, tensor)
+    return _with_same_memory, (tensor,)
+
+
+def _with_same_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the memory of another one, without its history."""
+    return tensor.data.requires_grad_(tensor.requires_grad)
 
 
 def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ from popsim_torch.trace.list_indices import with_tensor_indices
 from popsim_torch.trace.losses import LOSS_FUNCTIONS
 from popsim_torch.trace.mask_checks import check_masks
 from popsim_torch.trace.mixed_types import check_types
-from popsim_torch.trace.moves import is_cpu, leaves_device, refused_move
+from popsim_torch.trace.moves import check_memory_read, is_cpu, leaves_device, refused_move
 from popsim_torch.trace.new_data import Ends, assign_data
 from popsim_torch.trace.packed import packing_call
 from popsim_torch.trace.python_bools import without_bools
@@ -223,6 +223,7 @@ class FunctionMode(TorchFunctionMode):
             return self._listener.host_changes.call(func, name, args, kwargs)
         if name in _READS:
             return self._read(func, name, args, kwargs)
+        check_memory_read(name, target, args[0] if args else None)
         if leaves_device(name, args, kwargs):
             return self._to_host(func, name, args, kwargs)
         if name == "register_hook":

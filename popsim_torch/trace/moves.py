@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.trace.graph.origin import user_line
-from popsim_torch.trace.graph.traced_tensors import is_traced
+from popsim_torch.trace.graph.traced_tensors import is_host_tensor, is_traced
 
-__all__ = ["is_cpu", "leaves_device", "refused_move"]
+__all__ = ["check_memory_read", "is_cpu", "leaves_device", "refused_move"]
 
 _LEAVES_DEVICE = frozenset({"cpu", "cuda", "numpy", "__array__"})
 
@@ -31,6 +32,26 @@ def leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     if not args or not is_traced(args[0]):
         return False
     return name in _LEAVES_DEVICE or (name == "to" and bool(_goals(args, kwargs) & {"cpu", "cuda"}))
+
+
+def check_memory_read(name: str, target: Any, known: Any) -> None:
+    """Refuse reads of the memory of a host tensor that has its values on the device.
+
+    Args:
+        name: Name of the function of torch.
+        target: Its first argument in the user's code.
+        known: The traced tensor for it, if there is one.
+
+    Raises:
+        Error: The call reads such memory, as ``copy.copy`` does.
+    """
+    if name == "untyped_storage" and is_host_tensor(target) and is_traced(known):
+        raise Error(
+            f"forward{user_line(' at ', (copy.__file__,))} takes the memory of a tensor of the "
+            "host that it has changed (copy.copy, or Tensor.untyped_storage). The device has its "
+            "values. Write x.view_as(x) for another tensor with the same memory, or x.clone() for "
+            "a copy."
+        )
 
 
 def refused_move(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Error:

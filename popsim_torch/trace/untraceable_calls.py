@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -42,6 +42,10 @@ _OF_TRACES = tuple(
 _FAILURES = (AssertionError, AttributeError, KeyError, NotImplementedError, ZeroDivisionError)
 _WITH_PYTHON = frozenset({"apply_", "map_", "map2_"})
 _ASSERTION = "INTERNAL ASSERT FAILED"
+# What ``torch.FloatTensor(x)`` tells if the device of x differs, and nothing else.
+_OTHER_DEVICE = re.compile(
+    r"expected TensorOptions\((.*)device=cpu(.*)\) \(got TensorOptions\(\1device=ipu:0\2\)\)"
+)
 
 
 def check_elements_stay(name: str, args: tuple[Any, ...]) -> None:
@@ -74,6 +78,13 @@ def check_traceable(error: Exception, origin: Origin) -> None:
     """
     if not isinstance(error, Error) and (_is_assertion(error) or _is_failure(error)):
         raise _refused(error, origin) from error
+    entry = _innermost(error)
+    if isinstance(error, TypeError) and entry is not None and _OTHER_DEVICE.search(str(error)):
+        raise Error(
+            f"forward at {entry.tb_frame.f_code.co_filename}:{entry.tb_lineno} makes a tensor of a "
+            "tensor by a class of tensors, such as torch.FloatTensor(x). These are classes of the "
+            "host, and take no tensor of the device. Write x.float(), x.long() or x.clone()."
+        ) from error
 
 
 def check_traced_call(error: Exception, name: str, origin: Origin) -> None:
@@ -104,10 +115,15 @@ def _is_failure(error: Exception) -> bool:
     return code.co_filename.startswith(_OF_TRACES) and code.co_name != "__getattr__"
 
 
-def _innermost_frame(error: Exception) -> FrameType | None:
+def _innermost(error: Exception) -> TracebackType | None:
     entry = error.__traceback__
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next
+    return entry
+
+
+def _innermost_frame(error: Exception) -> FrameType | None:
+    entry = _innermost(error)
     return None if entry is None else entry.tb_frame
 
 

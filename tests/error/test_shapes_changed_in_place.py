@@ -34,6 +34,30 @@ def test_in_the_body_of_a_loop(refused):
     assert "test_shapes_changed_in_place.py:" in str(error)
 
 
+@pytest.mark.parametrize("with_gradients", [True, False])
+@pytest.mark.parametrize("tensor", ["parameter", "result"])
+def test_of_what_a_body_reads(refused, tensor, with_gradients):
+    def mistake(self, x):
+        read = 2 * x if tensor == "result" else self.offset
+        with torch.set_grad_enabled(with_gradients):
+            return poptorch.for_loop(2, lambda y: [y + read.unsqueeze_(0).sum()], [x])[0]
+
+    message = r"changes the shape of a tensor from outside of the body in place \(unsqueeze_\)"
+    error = refused(mistake, poptorch.Error, message)
+    assert "test_shapes_changed_in_place.py:" in str(error)
+
+
+def changed_and_changed_back_in_a_body(x):
+    y = 2 * x
+
+    def body(z):
+        y.unsqueeze_(1)
+        y.squeeze_(1)
+        return [z + y]
+
+    return poptorch.for_loop(1, body, [x])[0]
+
+
 def changed_and_changed_back(x):
     x.unsqueeze_(1).mul_(2)
     return x.squeeze_(1) + 1
@@ -52,6 +76,7 @@ ALLOWED = {
         2 * x, torch.tensor([1, 2, 2])
     )[1],
     "changed back": changed_and_changed_back,
+    "changed back in a body": changed_and_changed_back_in_a_body,
     "data": data_assigned,
 }
 

@@ -1,5 +1,6 @@
 """Calls that PyTorch computes and cannot trace; mistakes that keep eager PyTorch's errors."""
 
+import copy
 import functools
 from pathlib import Path
 
@@ -68,6 +69,35 @@ def test_mistakes_keep_their_errors(mistake, kind, text):
     with pytest.raises(kind, match=text) as caught:
         model(torch.ones(2, 3))
     assert not isinstance(caught.value, poptorch.Error)
+
+
+def copied_host_tensor(_, x):
+    table = torch.zeros(3, device="cpu")
+    table[0] = x.sum()
+    return copy.copy(table) + x
+
+
+@pytest.mark.parametrize(
+    ("mistake", "advice"),
+    [
+        (copied_host_tensor, "x.view_as"),
+        (lambda _, x: torch.FloatTensor(x), "x.float"),
+        (lambda _, x: 1 + torch.FloatTensor(x), "x.float"),
+    ],
+    ids=["copied memory", "a class", "a class in an expression"],
+)
+def test_advice(mistake, advice):
+    net = Calls(mistake)
+    net(torch.ones(2, 3))  # eager PyTorch computes it
+    with pytest.raises(poptorch.Error, match=advice) as caught:
+        poptorch.inferenceModel(net)(torch.ones(2, 3))
+    assert f"{__file__}:" in str(caught.value)
+
+
+def test_a_class_of_another_dtype_keeps_the_error():
+    model = poptorch.inferenceModel(Calls(lambda _, x: torch.HalfTensor(x)))
+    with pytest.raises(TypeError, match="expected TensorOptions"):
+        model(torch.ones(2, 3))
 
 
 def function_of_pytorch(path, statement):

@@ -33,7 +33,7 @@ from popsim_torch.trace.control.captures import BodyScopes, StandIn
 from popsim_torch.trace.control.cut import Cut, Recorded, check_not_outside, cut
 from popsim_torch.trace.graph.bodies import CONTROL, Control, empty_results
 from popsim_torch.trace.graph.device_types import seen_dtype
-from popsim_torch.trace.graph.kept_shapes import shapes_kept
+from popsim_torch.trace.graph.kept_shapes import check_shapes_outside, shapes_kept
 from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import (
     current_graph,
@@ -202,6 +202,7 @@ class BodyRecorder:
             tensors = {f"argument {i}": stand_in.tensor for i, stand_in in enumerate(given)}
             with shapes_kept(tensors):
                 called = function(*tensors.values())
+            check_shapes_outside(last)
             results = [self.scopes.traced(result) for result in tensors_of(name, called)]
             results = _as_wide(results, like)
             nodes: list[torch.fx.Node | None] = [node_of(result) for result in results]

@@ -1,4 +1,7 @@
-"""Refuses models that change the shape of an input, parameter or buffer in place."""
+"""Refuses changes in place of shapes that a program keeps.
+
+They are those of inputs, parameters and buffers, and of what the body of a loop or branch reads.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,13 @@ import torch
 import torch.fx
 
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.modes import DisableTorchFunction
 from popsim_torch.private_torch.operators import opname
 from popsim_torch.trace.graph.functionalise import is_mutating, unchanged
 from popsim_torch.trace.graph.origin import origin_of
-from popsim_torch.trace.graph.traced_tensors import find_node
+from popsim_torch.trace.graph.traced_tensors import find_node, traced_tensors
 
-__all__ = ["shapes_kept"]
+__all__ = ["check_shapes_outside", "shapes_kept"]
 
 _CHANGES_SHAPE = frozenset(
     {
@@ -42,7 +46,31 @@ def shapes_kept(tensors: Mapping[str, torch.Tensor]) -> Iterator[None]:
         if node is None or tuple(tensor.shape) == shape:
             continue
         if unchanged(node) is first:  # else it has got the data of another tensor
-            raise _refused(name, tensor, shape, _change(node))
+            raise _refused(f"'{name}'", tensor, shape, _change(node))
+
+
+def check_shapes_outside(last: torch.fx.Node) -> None:
+    """Check that the body of a loop or branch has not changed the shape of other tensors.
+
+    Args:
+        last: The last node before the body.
+
+    Raises:
+        Error: A tensor that was made before the body has another shape than there.
+    """
+    for tensor, node in traced_tensors():
+        outside = node
+        while (
+            last < outside and is_mutating(outside) and isinstance(outside.args[0], torch.fx.Node)
+        ):
+            outside = outside.args[0]
+        if outside is node or last < outside:
+            continue
+        before = tuple(outside.meta["val"].shape)
+        with DisableTorchFunction():
+            after = tuple(tensor.shape)
+        if after != before:
+            raise _refused("a tensor from outside of the body", tensor, before, _change(node))
 
 
 def _change(node: torch.fx.Node) -> torch.fx.Node:
@@ -60,7 +88,7 @@ def _refused(
 ) -> Error:
     source, method = origin_of(change).source, opname(change.target)
     return Error(
-        f"forward{f' at {source}' if source else ''} changes the shape of '{name}' in place "
+        f"forward{f' at {source}' if source else ''} changes the shape of {name} in place "
         f"({method}), from {before} to {tuple(tensor.shape)}. A compiled model keeps the shapes of "
         "what it is given, and of its parameters and buffers: make another tensor (x = "
         "x.unsqueeze(1) instead of x.unsqueeze_(1)), or change a copy (x.clone())."

@@ -56,6 +56,7 @@ __all__ = [
     "of_another_trace",
     "outside_transforms",
     "tensors_in",
+    "traced_tensors",
     "unwrapped",
 ]
 
@@ -144,6 +145,14 @@ def find_node(tensor: torch.Tensor) -> torch.fx.Node | None:
     mode = get_proxy_mode()
     slot = None if mode is None else get_proxy_slot(unwrapped(tensor), mode.tracer, None)
     return None if slot is None else slot.proxy.node
+
+
+def traced_tensors() -> Iterator[tuple[torch.Tensor, torch.fx.Node]]:
+    """Yield the tensors of the trace that exist, and the node of each."""
+    mode = get_proxy_mode()
+    if mode is not None:
+        for tensor, slot in mode.tracer.tensor_tracker.items():
+            yield tensor, slot.proxy.node
 
 
 def node_of(tensor: torch.Tensor) -> torch.fx.Node:
