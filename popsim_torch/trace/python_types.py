@@ -2,18 +2,23 @@
 
 Traced tensors are of a class of PyTorch's own. ``isinstance`` does not show that, but
 ``type(x) is torch.Tensor`` and a table of functions by ``type(x)`` would take another way than in
-eager PyTorch. While a model is traced, the files of its code have another ``type``.
+eager PyTorch. While a model is traced, the files of the user's code have another ``type``: all of
+them outside of Python's libraries, and in libraries those that the model is seen to use.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 import os
+import site
+import sys
+import sysconfig
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -59,6 +64,7 @@ class _Type(metaclass=_Types):
     """Stands for ``type``."""
 
 
+_NOT_OF_USERS = {"builtins", "popsim_torch", "torch"}
 _users: Counter[int] = Counter()  # traces that use a namespace, by its id
 
 
@@ -79,8 +85,7 @@ def types_of_tensors(module: nn.Module) -> Iterator[None]:
     """Let ``type`` know tensors of the device while the context lasts.
 
     Args:
-        module: The model: the files of its classes, and of the functions that they import, have the
-            code.
+        module: The model.
     """
     namespaces = _namespaces(module)
     with _lock:
@@ -100,21 +105,49 @@ def types_of_tensors(module: nn.Module) -> Iterator[None]:
 
 
 def _namespaces(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the global names of the files that have the user's code of a model."""
-    found: dict[int, dict[str, Any]] = {}
+    """Return the global names of the files that may have code of a model."""
     kinds = {kind for one in module.modules() for kind in type(one).__mro__}
+    found = _reached(module, kinds)
+    packages = {kind.__module__.partition(".")[0] for kind in kinds} - _NOT_OF_USERS
+    for name, one in list(sys.modules.items()):
+        if isinstance(one, ModuleType) and (
+            _is_file_of_user(vars(one).get("__file__"))
+            or name.partition(".")[0] in packages
+            or name == "__main__"
+        ):
+            found[id(vars(one))] = vars(one)
+    # (the user may have another meaning for it)
+    return [names for names in found.values() if names.get("type", _Type) is _Type]
+
+
+@functools.cache
+def _is_file_of_user(path: object) -> bool:
+    """Return whether a file belongs neither to Python nor to an installed package."""
+    return isinstance(path, str) and is_user_path(path) and not path.startswith(_libraries())
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    found = [paths[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [*site.getsitepackages(), site.getusersitepackages()]
+    return tuple(os.path.join(path, "") for path in found)
+
+
+def _reached(module: nn.Module, kinds: Collection[type]) -> dict[int, dict[str, Any]]:
+    """Return the global names of functions that a model's classes use by name."""
+    found: dict[int, dict[str, Any]] = {}
     functions = [one for kind in kinds for one in _functions(vars(kind))]
     functions += [one for layer in module.modules() for one in _functions(vars(layer))]
     seen = set(functions)
     while functions:
         function = functions.pop()
         names = function.__globals__
-        if names.get("type", _Type) is _Type:  # (the user may have another meaning for it)
-            found[id(names)] = names
+        found[id(names)] = names
         called = _functions({name: names.get(name) for name in function.__code__.co_names})
         functions += [one for one in called if one not in seen]
         seen.update(called)
-    return list(found.values())
+    return found
 
 
 def _functions(named: Mapping[str, Any]) -> list[FunctionType]:

@@ -184,7 +184,7 @@ class _Tracer:
         return fake
 
     def _joint(self, *flat: torch.Tensor) -> list[torch.Tensor]:
-        with RepeatedOperators(self._mode):
+        with RepeatedOperators(self._mode), types_of_tensors(self._request.module):
             return self._record(flat)
 
     def _record(self, flat: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -224,7 +224,6 @@ class _Tracer:
             stack.enter_context(self._recorder.following_modules())
             stack.enter_context(observed_functions(self._recorder.after_function))
             stack.enter_context(adapted_torch())
-            stack.enter_context(types_of_tensors(module))
             stack.enter_context(attributes_kept(module, self._recorder))
             if self._loop is not None:
                 stack.enter_context(self._loop.active(module))

@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import popsim_torch as poptorch
+from tests.parity import type_users
 from tests.parity.compare import quiet_options
+from tests.parity.functions import compare_with_eager, in_both
 
 
 def doubled(x):
@@ -95,6 +97,35 @@ def test_training():
         eager(x, y).backward()
         optimizer.step()
     torch.testing.assert_close(net.fc.weight, eager.fc.weight)
+
+
+@type_users.doubling
+def decorated(net, x):
+    return net.fc(x)
+
+
+def with_a_hook(net, x):
+    handle = net.fc.register_forward_hook(type_users.doubling_hook)
+    result = net.fc(x)
+    handle.remove()
+    return result
+
+
+@in_both(
+    {
+        "a function": lambda net, x: type_users.doubled(net.fc(x)),
+        "an object": lambda net, x: type_users.Doubler()(net.fc(x)),
+        "a global object": lambda net, x: type_users.doubler(net.fc(x)),
+        "a partial function": lambda net, x: type_users.partial(net.fc(x)),
+        "a table": lambda net, x: type_users.functions["doubled"](net.fc(x)),
+        "rules of gradients": lambda net, x: type_users.Doubled.apply(net.fc(x)),
+        "a decorator": decorated,
+        "a hook": with_a_hook,
+    }
+)
+def test_in_another_file(function, kind):
+    compare_with_eager(function, kind)
+    assert "type" not in vars(type_users)
 
 
 def test_the_name_is_gone_after_an_error():
