@@ -11,7 +11,11 @@ from torch import nn
 from popsim_torch.errors import Error
 from popsim_torch.executor.constant_watch import Constant
 from popsim_torch.executor.host_weights import plain, without_sync
-from popsim_torch.executor.memory_in_common import have_elements_in_common, memory_of
+from popsim_torch.executor.memory_in_common import (
+    has_elements_apart,
+    have_elements_in_common,
+    memory_of,
+)
 
 __all__ = ["check_apart"]
 
@@ -83,11 +87,8 @@ def _place_of(tensor: torch.Tensor) -> _Place:
 
 def _check_elements(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor whose elements are not apart from each other."""
-    extent = 0
-    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if n > 1 and step <= extent:
-            raise Error(
-                f"forward changes input {name} in place, several elements of which share their "
-                f"place in memory (expand, unfold). Pass {name}.clone()."
-            )
-        extent += (n - 1) * step
+    if not has_elements_apart(tensor):
+        raise Error(
+            f"forward changes input {name} in place, several elements of which share their "
+            f"place in memory (expand, unfold). Pass {name}.clone()."
+        )

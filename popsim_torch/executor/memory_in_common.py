@@ -17,7 +17,7 @@ from popsim_torch.trace import TraceResult
 from popsim_torch.trace.books.device_loop import DeviceLoopBody
 from popsim_torch.trace.graph.traced_tensors import has_memory
 
-__all__ = ["check_apart", "have_elements_in_common", "memory_of"]
+__all__ = ["check_apart", "has_elements_apart", "have_elements_in_common", "memory_of"]
 
 
 def check_apart(
@@ -33,7 +33,7 @@ def check_apart(
 
     Raises:
         Error: The program changes a parameter or buffer that shares memory with another one, or
-            with a host tensor that forward reads.
+            with a host tensor that forward reads, or whose elements share memory.
     """
     trained = set() if plan is None else {update.parameter for update in plan.updates}
     # What a loop carries is a value: its changes do not reach the tensor that it begins with.
@@ -43,6 +43,13 @@ def check_apart(
         return
     hosts = {**traced.parameters, **traced.buffers}
     used = [name for name in (*program.parameters, *program.buffers) if name not in carried]
+    for name in sorted(changed & hosts.keys()):
+        if not has_elements_apart(hosts[name]):
+            raise Error(
+                f"{'training' if name in trained else 'forward'} changes '{name}', several "
+                "elements of which share their place in memory (expand, unfold). Give the model a "
+                "tensor of its own: tensor.contiguous()."
+            )
     found = [(name, hosts[name]) for name in used]
     found += [("", one) for one in traced.host_reads]
     with without_sync(), DisableTorchFunction():
@@ -78,6 +85,20 @@ def have_elements_in_common(one: torch.Tensor, other: torch.Tensor) -> bool:
     is_of_one = torch.zeros((max(end, stop) - first) // size, dtype=torch.bool)
     is_of_one[_places(one, (begin - first) // size)] = True
     return bool(is_of_one[_places(other, (start - first) // size)].any())
+
+
+def has_elements_apart(tensor: torch.Tensor) -> bool:
+    """Return whether each element of a tensor has a place of its own in memory.
+
+    Args:
+        tensor: A tensor of the host.
+    """
+    extent = 0
+    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1 and step <= extent:
+            return False
+        extent += (n - 1) * step
+    return True
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[int, int]:

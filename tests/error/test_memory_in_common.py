@@ -53,6 +53,66 @@ def trained(net, kind=poptorch.trainingModel):
     return kind(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
 
 
+class Counts(nn.Module):
+    """Changes a buffer."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.register_buffer("counts", counts)
+
+    def forward(self, x):
+        self.counts[..., 0] += x
+        return self.counts + 0
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [torch.zeros(1).expand(3), torch.arange(5.0).unfold(0, 3, 1), torch.zeros(3, 1).expand(3, 2)],
+    ids=["expanded", "unfolded", "expanded rows"],
+)
+def test_elements_of_one_buffer(counts):
+    with pytest.raises(poptorch.Error, match=r"forward changes 'counts', several.*contiguous\(\)"):
+        poptorch.inferenceModel(Counts(counts))(torch.tensor(1.0))
+    net = Counts(counts.contiguous())
+    eager = copy.deepcopy(net)
+    model = poptorch.inferenceModel(net)
+    for _ in range(2):
+        torch.testing.assert_close(model(torch.tensor(1.0)), eager(torch.tensor(1.0)))
+
+
+def test_an_expanded_buffer_that_does_not_change():
+    model = poptorch.inferenceModel(Weighted(torch.tensor([2.0]).expand(3)))
+    torch.testing.assert_close(model(X), 2 * X)
+
+
+def test_an_expanded_weight():
+    net = nn.Linear(3, 2)
+    net.weight = nn.Parameter(torch.ones(1).expand(2, 3))
+    loss = poptorch.trainingModel(
+        WithLoss(net), optimizer=torch.optim.SGD(net.parameters(), lr=0.1)
+    )
+    with pytest.raises(poptorch.Error, match="training changes 'net.weight', several elements"):
+        loss(X)
+
+
+class Weighted(nn.Module):
+    def __init__(self, factors):
+        super().__init__()
+        self.register_buffer("factors", factors)
+
+    def forward(self, x):
+        return self.factors * x
+
+
+class WithLoss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.net(x).sum(), "none")
+
+
 @pytest.mark.parametrize("tie", [by_view, by_data, by_numpy, partly])
 def test_weights_that_are_tied_by_their_memory(tie):
     net = Tied(tie)
