@@ -35,7 +35,7 @@ def leaves_device(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 
 def check_memory_read(name: str, target: Any, known: Any) -> None:
-    """Refuse reads of the memory of a host tensor that has its values on the device.
+    """Refuse reads of the memory of a tensor of the device.
 
     Args:
         name: Name of the function of torch.
@@ -43,15 +43,22 @@ def check_memory_read(name: str, target: Any, known: Any) -> None:
         known: The traced tensor for it, if there is one.
 
     Raises:
-        Error: The call reads such memory, as ``copy.copy`` does.
+        Error: The call reads the memory of a traced tensor.
     """
-    if name == "untyped_storage" and is_host_tensor(target) and is_traced(known):
+    if name != "untyped_storage" or not is_traced(known):
+        return
+    line = user_line(" at ", (copy.__file__,))
+    if is_host_tensor(target):
         raise Error(
-            f"forward{user_line(' at ', (copy.__file__,))} takes the memory of a tensor of the "
-            "host that it has changed (copy.copy, or Tensor.untyped_storage). The device has its "
-            "values. Write x.view_as(x) for another tensor with the same memory, or x.clone() for "
-            "a copy."
+            f"forward{line} takes the memory of a tensor of the host that it has changed "
+            "(copy.copy, or Tensor.untyped_storage). The device has its values. Write x.view_as(x) "
+            "for another tensor with the same memory, or x.clone() for a copy."
         )
+    raise Error(
+        f"forward{line} takes the memory of a tensor (Tensor.untyped_storage, or Tensor.storage), "
+        "which has none while the model is traced. Compare Tensor.data_ptr() to see whether two "
+        "tensors share memory."
+    )
 
 
 def refused_move(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Error:

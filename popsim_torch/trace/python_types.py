@@ -26,6 +26,7 @@ from torch import nn
 
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.trace.graph.origin import is_user_path
+from popsim_torch.trace.selected import Selected
 
 __all__ = ["types_of_tensors"]
 
@@ -37,7 +38,7 @@ class _Types(type):
         kind = builtins.type(*args, **kwargs)
         if kind is builtins.type:
             return cls
-        if kind is not FakeTensor or len(args) != 1:
+        if kind not in (FakeTensor, Selected) or len(args) != 1:
             return kind
         return nn.Parameter if isinstance(args[0], nn.Parameter) else torch.Tensor
 

@@ -83,8 +83,9 @@ def copied_host_tensor(_, x):
         (copied_host_tensor, "x.view_as"),
         (lambda _, x: torch.FloatTensor(x), "x.float"),
         (lambda _, x: 1 + torch.FloatTensor(x), "x.float"),
+        (lambda _, x: x + x.untyped_storage().nbytes(), "data_ptr"),
     ],
-    ids=["copied memory", "a class", "a class in an expression"],
+    ids=["copied memory", "a class", "a class in an expression", "memory"],
 )
 def test_advice(mistake, advice):
     net = Calls(mistake)

@@ -1,4 +1,4 @@
-"""``type(x)`` of tensors of the device in the code of a model."""
+"""``type(x)`` and ``x.data_ptr()`` of tensors of the device in the code of a model."""
 
 import copy
 import threading
@@ -99,6 +99,26 @@ def test_training():
     torch.testing.assert_close(net.fc.weight, eager.fc.weight)
 
 
+def of_rows_at_a_mask(net, x):
+    mask = x[:, 0] > 0.2
+    return net.fc(x)[mask].sum() * (2 if type(x[mask]) is torch.Tensor else 3)
+
+
+def memory(net, x):
+    """What addresses tell, as a number."""
+    y = x + 1
+    weight, bias = net.fc.weight, net.fc.bias
+    found = [
+        weight.data_ptr() == bias.data_ptr(),
+        weight.data_ptr() == weight.view(-1).data_ptr(),
+        len({p.data_ptr() for p in net.parameters()}) == 2,
+        x.data_ptr() == y.data_ptr(),
+        y[1:].data_ptr() - y.data_ptr() == 16,
+        y.t().data_ptr() == y.data_ptr(),
+    ]
+    return net.fc(x) * sum(2**i for i, one in enumerate(found) if one)
+
+
 @type_users.doubling
 def decorated(net, x):
     return net.fc(x)
@@ -121,6 +141,8 @@ def with_a_hook(net, x):
         "rules of gradients": lambda net, x: type_users.Doubled.apply(net.fc(x)),
         "a decorator": decorated,
         "a hook": with_a_hook,
+        "rows at a mask": of_rows_at_a_mask,
+        "addresses": memory,
     }
 )
 def test_in_another_file(function, kind):

@@ -14,6 +14,7 @@ import torch
 
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.tensors import storage_key
 from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import host_computation, is_traced
@@ -104,6 +105,8 @@ def as_device_types(
         func = _CASTS[name]
     elif func is torch.Tensor.element_size and is_traced(args[0]):
         func = _element_size
+    elif func is torch.Tensor.data_ptr and is_traced(args[0]):
+        func = _address
     elif func is torch.Tensor.type and is_traced(args[0]):
         func, args, kwargs = _type_call(*args, **kwargs)
     elif name in _REINTERPRETS:
@@ -136,6 +139,12 @@ def made_by_class(operator: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     if not is_empty or kwargs.get("device", _CPU) not in _OF_CLASSES:
         return kwargs
     return {**kwargs, "dtype": _held(kwargs.get("dtype")), "device": DEVICE}
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return a number that only the first elements of the same memory have in common."""
+    place = int(tensor.storage_offset()) * tensor.element_size()
+    return (storage_key(tensor) << 48) + place
 
 
 def _element_size(tensor: torch.Tensor) -> int:
