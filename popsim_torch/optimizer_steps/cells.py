@@ -15,7 +15,22 @@ from popsim_torch.private_torch.modes import DisableTorchFunction
 __all__ = ["States"]
 
 
-class _State(dict[Any, Any]):
+class _Entries(dict[Any, Any]):
+    """A dict whose entries are all set by ``__setitem__``."""
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return an entry; add it if it is missing."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def update(self, *others: Any, **entries: Any) -> None:
+        """Set several entries."""
+        for key, value in dict(*others, **entries).items():
+            self[key] = value
+
+
+class _State(_Entries):
     """The state of one parameter; notes the value with which each entry begins."""
 
     def __init__(self, number_of: Callable[[float], StepNumber]) -> None:
@@ -53,17 +68,6 @@ class _State(dict[Any, Any]):
             return self._number_of(value)
         return value
 
-    def setdefault(self, key: Any, default: Any = None) -> Any:
-        """Return an entry; add it if it is missing."""
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def update(self, *others: Any, **entries: Any) -> None:
-        """Set several entries."""
-        for key, value in dict(*others, **entries).items():
-            self[key] = value
-
 
 def _plain_key(key: Any) -> Any:
     """Return the key of a dict; a hyper-parameter there is its present value."""
@@ -74,7 +78,7 @@ def _is_plain(value: object) -> bool:
     return is_number(value) and not isinstance(value, StepNumber)
 
 
-class States(dict[Any, Any]):
+class States(_Entries):
     """The states of an optimizer: of each parameter, and others."""
 
     def __init__(self, number_of: Callable[[float], StepNumber]) -> None:

@@ -69,10 +69,19 @@ def another_shape(p, state, _):
     p.sub_(p.grad * 0.1)
 
 
+def beside_the_parameters(p, state, optimizer):
+    state["last"] = p.grad.clone()
+    shared = optimizer.state.setdefault("shared", {})
+    shared["steps"] = shared.get("steps", 0) + 1
+    average = shared.setdefault("averages", {"norm": torch.zeros(())})["norm"]
+    average.mul_(0.5).add_(p.grad.norm())
+    p.sub_(p.grad * 0.1 / (shared["steps"] + average))
+
+
 OPTIMIZERS = {
     **{
         update.__name__: partial(OfItsOwn, update=update)
-        for update in (constants, names_of_the_program, another_shape)
+        for update in (constants, names_of_the_program, another_shape, beside_the_parameters)
     },
     "RMSprop": partial(torch.optim.RMSprop, lr=0.01),
     "centered RMSprop": partial(torch.optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
