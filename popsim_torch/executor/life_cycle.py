@@ -18,7 +18,7 @@ from popsim_torch.executor.compiled_model import CompiledModel
 from popsim_torch.executor.device_program import DeviceProgram
 from popsim_torch.executor.device_state import DeviceState
 from popsim_torch.executor.host_weights import num_switches
-from popsim_torch.executor.model_watch import ModelWatch
+from popsim_torch.executor.model_watch import ModelWatch, warn_of_later_attributes
 from popsim_torch.executor.optimizer_use import OptimizerUse
 from popsim_torch.executor.random_state import RandomState
 from popsim_torch.executor.reach import failures_told
@@ -125,6 +125,7 @@ class LifeCycle:
         self._device.connection.check_settings(self._device.options)
         self._settings.check_kept()
         self._copies.check_updatable_buffers()
+        warn_of_later_attributes(self._device.module, self._settings.model)
         self.wrap()
 
     def take(self, compiled: CompiledModel) -> None:

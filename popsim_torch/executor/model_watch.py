@@ -13,7 +13,7 @@ from popsim_torch.executor.constant_watch import Constant, ConstantWatch
 from popsim_torch.executor.registrations import num_registrations
 from popsim_torch.private_torch.module_parts import hooks_of, num_hooks
 
-__all__ = ["ModelWatch"]
+__all__ = ["ModelWatch", "warn_of_later_attributes"]
 
 _CALLS_PER_VALUES = 4
 _OF_MODULES = "destroy() releases the program, and the next call compiles a new one."
@@ -21,6 +21,26 @@ _OF_NUMBERS = (
     "A number that changes between calls is an input or a buffer of floating-point numbers. Or "
     "call inferenceModel or trainingModel once more: they copy the attributes of the model."
 )
+
+
+def warn_of_later_attributes(module: nn.Module, wrapped: nn.Module) -> None:
+    """Warn of an attribute that the user has set since the model was copied.
+
+    Args:
+        module: The copy.
+        wrapped: The module that the user has.
+    """
+    own = vars(module)
+    for name, value in vars(wrapped).items():
+        then = own.get(name)
+        is_same = isinstance(value, (int, float, str)) and value == then
+        if name != "training" and value is not then and not is_same:
+            logs.python.warning(
+                "The attribute '%s' of the model was set after inferenceModel or trainingModel had "
+                "copied its attributes: forward does not see that value. Set it before that call.",
+                name,
+            )
+            return
 
 
 class ModelWatch:

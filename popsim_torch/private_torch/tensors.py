@@ -33,8 +33,8 @@ def base_of(view: torch.Tensor) -> torch.Tensor | None:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor or its views were changed; inference tensors have no count."""
-    return tensor._version
+    """Return how often a tensor or its views were changed; inference tensors have no count: 0."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def gradient_hooks(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:

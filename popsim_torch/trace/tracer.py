@@ -66,7 +66,7 @@ from popsim_torch.trace.python_types import types_of_tensors
 from popsim_torch.trace.recorder import Recorder
 from popsim_torch.trace.selected import check_sizes
 from popsim_torch.trace.selected_calls import check_results
-from popsim_torch.trace.untraceable_calls import check_traceable
+from popsim_torch.trace.untraceable_calls import check_all_recorded, check_traceable
 from popsim_torch.trace.user_backward import observed_backward, observed_functions
 
 _logger = logging.getLogger("poptorch::python")
@@ -129,6 +129,7 @@ class _Tracer:
                 autocast_regions(),
             ):
                 self._result.graph_module = record_graph(self._joint)(*flat)
+                check_all_recorded(self._result.graph_module)
             self._drop_unused_loss_scale()
             self._check_overlaps()
             self._conjugate_numbers()

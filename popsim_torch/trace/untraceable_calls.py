@@ -13,13 +13,14 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+import torch.fx
 
 from popsim_torch.errors import Error
 from popsim_torch.ir import Origin
-from popsim_torch.trace.graph.origin import is_user_code, user_line
-from popsim_torch.trace.graph.traced_tensors import is_traced
+from popsim_torch.trace.graph.origin import is_user_code, origin_of, user_line
+from popsim_torch.trace.graph.traced_tensors import is_traced, of_another_thread
 
-__all__ = ["check_elements_stay", "check_traceable", "check_traced_call"]
+__all__ = ["check_all_recorded", "check_elements_stay", "check_traceable", "check_traced_call"]
 
 _PYTORCH = str(Path(torch.__file__).parent)
 _OF_TRACES = tuple(
@@ -101,6 +102,21 @@ def check_traced_call(error: Exception, name: str, origin: Origin) -> None:
     frame = _innermost_frame(error)
     if isinstance(error, _FAILURES) and not (frame and is_user_code(frame)):
         raise _refused(error, origin, makes_sparse=name.startswith("sparse_")) from error
+
+
+def check_all_recorded(module: torch.fx.GraphModule) -> None:
+    """Refuse tensors of the trace that were computed without being recorded.
+
+    Args:
+        module: The recorded graph. Such tensors are constants in it.
+
+    Raises:
+        Error: Another thread has computed a tensor, and forward uses it.
+    """
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and is_traced(getattr(module, str(node.target))):
+            used = [origin_of(user).source for user in node.users]
+            raise of_another_thread(next(filter(None, used), ""))
 
 
 def _is_assertion(error: Exception) -> bool:

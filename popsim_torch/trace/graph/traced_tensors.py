@@ -6,6 +6,7 @@ inside of all wrappers.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from popsim_torch.errors import Error, InternalError
+from popsim_torch.errors import Error
 from popsim_torch.private_torch.fake import (
     DataDependentOutputException,
     FakeMaker,
@@ -53,6 +54,7 @@ __all__ = [
     "is_traced",
     "layout_of",
     "node_of",
+    "of_another_thread",
     "of_another_trace",
     "outside_transforms",
     "tensors_in",
@@ -159,8 +161,27 @@ def node_of(tensor: torch.Tensor) -> torch.fx.Node:
     """Return the node that computes a traced tensor."""
     node = find_node(tensor)
     if node is None:
-        raise InternalError("trace: a tensor of the traced model has no node in the graph")
+        raise of_another_thread()
     return node
+
+
+def of_another_thread(source: str = "") -> Error:
+    """Return the error for tensors that a thread has computed which is not traced.
+
+    Args:
+        source: Where the traced thread uses the result.
+    """
+    thread = (
+        f"forward at {source} uses a result of a thread that"
+        if source
+        else f"A thread{user_line(' at ')}"
+    )
+    return Error(
+        f"{thread} computes with tensors of a model that another thread compiles; they have no "
+        "values meanwhile, and what it computes is not part of the program. In forward, call the "
+        "layers one after the other, without threads. Other threads must wait until the first call "
+        "of the model, or model.compile(...), has returned."
+    )
 
 
 def of_another_trace(tensor: torch.Tensor) -> Error:
@@ -194,6 +215,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        self._thread = threading.get_ident()
         self._makers: dict[torch.device, FakeMaker] = {}
 
     def maker(self, device: torch.device) -> FakeMaker:
@@ -248,7 +270,7 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
         Raises:
             Error: Code reads the value of a tensor that it has kept from the trace, or combines
-                it with others.
+                it with others, or it is of a thread that is not traced.
         """
         if func is torch.ops.aten._to_copy.default and kwargs and _forgets_device(**kwargs):
             kwargs = {**kwargs, "device": args[0].device}
@@ -263,6 +285,8 @@ class TraceMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             return super().dispatch(func, types, args, kwargs)
         except FakeTensorDeviceMismatchError as error:
             kept = [one for one in tree_leaves((args, kwargs)) if is_traced(one)]
+            if not self.is_over and threading.get_ident() != self._thread:
+                raise of_another_thread() from error
             if not self.is_over or not kept:
                 raise
             raise of_another_trace(kept[0]) from error

@@ -571,3 +571,40 @@ def test_a_host_tensor_that_forward_has_read_changes(training, change, text, cap
         model(X)
     found = warnings(caplog, "changed on the host")
     assert [text in one.getMessage() for one in found] == ([] if text is None else [True])
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.scale, self.shift = 2.0, torch.zeros(4)
+
+    def forward(self, x):
+        y = self.scale * self.fc(x) + self.shift
+        return y, poptorch.identity_loss(y.pow(2).mean(), reduction="none")
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "value"), [("scale", 3.0), ("shift", torch.ones(4)), ("later", "new")]
+)
+def test_an_attribute_set_after_the_copy_is_warned_of_once(training, name, value, caplog):
+    net = Scaled()
+    if training:
+        model = poptorch.trainingModel(net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1))
+    else:
+        model = poptorch.inferenceModel(net)
+    net.scale = float("2")  # (another object, the same value)
+    setattr(net, name, value)
+    for _ in range(2):
+        model(X)
+    (record,) = warnings(caplog, "had copied its attributes")
+    assert f"'{name}'" in record.getMessage()
+
+
+@both
+def test_attributes_that_are_the_same_are_not_warned_of(training, caplog):
+    net, _ = compiled(training, Scaled())
+    net.eval()
+    assert not warnings(caplog, "had copied its attributes")
+    assert net.scale == 2.0

@@ -55,3 +55,17 @@ def test_arithmetic_on_host_tensors_happens_now():
     table = torch.ones(4)
     traced = trace_of(Function(lambda x: x + (table * 2 + 1).sum()), X)
     assert [float(value) for value in traced.constants] == [12.0]
+
+
+def test_a_tensor_made_in_inference_mode():
+    class Shifted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            with torch.inference_mode():
+                self.shift = torch.ones(2)
+
+        def forward(self, x):
+            return x + self.shift
+
+    model = poptorch.inferenceModel(Shifted())
+    torch.testing.assert_close(model(torch.ones(2)), torch.full((2,), 2.0))
