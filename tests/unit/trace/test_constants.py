@@ -2,6 +2,7 @@
 
 import torch
 
+import popsim_torch as poptorch
 from popsim_torch.trace.graph.markers import CONSTANT
 from tests.unit.trace.traces import Function, X, calls, trace_of
 
