@@ -143,10 +143,12 @@ class GroupSettings:
     Attributes:
         parameters: The parameters, which are identified by object.
         values: The hyper-parameters, by attribute name.
+        names: The names of the parameters, if the optimizer knows them.
     """
 
     parameters: tuple[torch.Tensor, ...]
     values: Values
+    names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,7 +281,10 @@ def _settings_of_source(
         values[index][path_name(path)] = HyperParameter(value, constant=False)
     *of_groups, defaults = values
     pairs = zip(optimizer.param_groups, of_groups, strict=True)
-    groups = tuple(GroupSettings(tuple(group["params"]), own) for group, own in pairs)
+    groups = tuple(
+        GroupSettings(tuple(group["params"]), own, tuple(group.get("param_names", ())))
+        for group, own in pairs
+    )
     return OptimizerSettings(rule, scaling, defaults, groups, attributes, source)
 
 

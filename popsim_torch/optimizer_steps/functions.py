@@ -81,6 +81,12 @@ class StepFunctions(TorchFunctionMode):
         attribute = getattr(owner, "__name__", "")
         if attribute in _SHAPE_PROPERTIES:
             self.reads_shapes = True
+        if (
+            attribute == "requires_grad"
+            and name == "__get__"
+            and self._leaf_changes.watches(args[0])
+        ):
+            return True
         if attribute == "data":
             # A view, so that changes of it are changes of the tensor.
             return args[0].detach() if name == "__get__" else args[0].copy_(args[1])
@@ -239,7 +245,7 @@ def _as_tensor(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _scaled(value: Any, factor: Any) -> Any:
-    return value if isinstance(factor, (int, float)) and factor == 1 else value * factor
+    return value if type(factor) in (bool, int, float) and factor == 1 else value * factor
 
 
 def _add(a: Any, b: Any, *, alpha: Any = 1) -> Any:

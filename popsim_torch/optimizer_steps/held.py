@@ -44,7 +44,8 @@ _ADVICE = (
 
 def is_simple(value: object) -> bool:
     """Return whether a value is a number, a text or nothing: it cannot change itself."""
-    return isinstance(value, _SIMPLE) or _is_numpy_number(value)
+    # (numbers of a trace pose as Python's, and are none)
+    return issubclass(type(value), _SIMPLE) or _is_numpy_number(value)
 
 
 def is_same(a: Any, b: Any) -> bool:

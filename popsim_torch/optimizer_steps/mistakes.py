@@ -41,6 +41,10 @@ class LeafChanges:
         """Watch the parameters of the next run of the step."""
         self._weights = frozenset(map(id, weights))
 
+    def watches(self, tensor: object) -> bool:
+        """Return whether an object is a parameter of this run."""
+        return id(tensor) in self._weights
+
     def check(self, name: str, args: Sequence[Any]) -> None:
         """Warn if a function of torch changes a parameter in place.
 

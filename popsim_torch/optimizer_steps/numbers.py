@@ -147,6 +147,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+# Functions of integers that give integers.
+_WHOLE = frozenset({"add", "sub", "mul", "floordiv", "mod", "max", "min", "neg", "abs"})
 _DIVISIONS = frozenset({"div", "floordiv", "mod"})
 _HANDLED = frozenset({"ZeroDivisionError", "ArithmeticError", "Exception"})
 
@@ -271,13 +273,22 @@ class StepNumber(torch.SymFloat):
         tensor: A float64 tensor of shape ``()``.
         known: How hyper-parameters alone determine it; None if they do not.
         choices: The answers to conditions.
+        whole: Whether eager PyTorch has an ``int`` here, and not a ``float``.
     """
 
-    def __init__(self, tensor: torch.Tensor, known: Known, choices: Choices) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, known: Known, choices: Choices, *, whole: bool = False
+    ) -> None:
         super().__init__(self)  # type: ignore[no-untyped-call]
         self.tensor = tensor
         self.known = known
         self.choices = choices
+        self.whole = whole
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # (for isinstance)
+        """The class of the number in eager PyTorch."""
+        return int if self.whole else float
 
     def _with(self, table: Mapping[str, Any], name: str, a: Any, b: Any = None) -> Any:
         operands = [a] if b is None else [a, b]
@@ -298,7 +309,8 @@ class StepNumber(torch.SymFloat):
         known = None if any(one is None for one in knowns) else (name, *knowns)
         if table is _COMPARISONS:
             return StepTruth(result, known, self.choices, name, operands)
-        return StepNumber(result, known, self.choices)
+        whole = name in _WHOLE and all(isinstance(one, int) for one in operands)
+        return StepNumber(result, known, self.choices, whole=whole)
 
     def unary(self, name: str) -> Any:
         """Return a function of the number, by its name in ``math`` or ``operator``."""
@@ -340,7 +352,7 @@ class StepNumber(torch.SymFloat):
 
     def __hash__(self) -> int:
         # The key of a dict has a value: that of a hyper-parameter, now.
-        return id(self) if self.known is None else hash(self.choices.of_values(self.known))
+        return hash(self._value("a set, or as the key of a dict"))
 
     def __repr__(self) -> str:
         return "a number that changes from step to step"

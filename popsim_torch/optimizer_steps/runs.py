@@ -43,6 +43,7 @@ from popsim_torch.optimizer_steps.ways import (
     one_by_one,
 )
 from popsim_torch.private_torch.modes import DisableTorchFunction
+from popsim_torch.private_torch.tensors import pose_as_parameter
 
 __all__ = ["ChangingTruths", "Given", "LateNumbers", "StepRuns"]
 
@@ -127,6 +128,7 @@ class StepRuns:
     ) -> None:
         self._source = source
         self._slots = tuple(slots)
+        self._names = [slot.name for slot in slots]
         groups = {slot.group for slot in slots}
         kept: dict[CellKey, torch.Tensor] = {
             self.key_of("attribute", (name,)): one for name, one in source.tensors().items()
@@ -235,20 +237,24 @@ class StepRuns:
             with DisableTorchFunction():
                 tensor = torch.full((), float(value), dtype=torch.float64)
             known = float(value) if self.knows_first and given.is_first else None
-            return StepNumber(tensor, known, choices)
+            return StepNumber(tensor, known, choices, whole=type(value) is int)
 
         def of_state(tensor: torch.Tensor, kind: str) -> StepNumber | StepTruth:
             if kind == "bool":
                 return StepTruth(tensor != 0, None, choices)
-            return StepNumber(tensor.clone(), None, choices)
+            return StepNumber(tensor.clone(), None, choices, whole=kind == "int")
 
         weights = [tensor.clone() for tensor in given.weights]
         for weight, gradient in zip(weights, given.gradients, strict=True):
             weight.grad = gradient.clone()
+            pose_as_parameter(weight)
         for weight, slot in zip(weights, self._slots, strict=True):
             vars(weight).update(slot.attributes)
         hyper: dict[Any, StepNumber | StepTruth | torch.Tensor] = {
-            key: StepNumber(tensor, ("name", key), choices) for key, tensor in given.numbers.items()
+            key: StepNumber(
+                tensor, ("name", key), choices, whole=type(self._source.number(*key)) is int
+            )
+            for key, tensor in given.numbers.items()
         }
         attributes = {}
         for cell in self.moving:
@@ -263,7 +269,9 @@ class StepRuns:
         kept = States(number_of)
         if not given.is_first:
             self._fill(kept, weights, given.states, of_state)
-        optimizer = rebuilt(self._source, self._slots, weights, hyper, attributes, kept)
+        optimizer = rebuilt(
+            self._source, self._slots, weights, hyper, attributes, kept, self._names
+        )
         self._watch.recall(optimizer)
         before = dict(vars(optimizer))
         groups_before = entries_of_groups(self._indices, optimizer)

@@ -14,7 +14,6 @@ import torch
 from popsim_torch.errors import Error
 from popsim_torch.optim.nested import Path, is_number, is_truth, leaves, mapped, put
 from popsim_torch.optim.step_source import StepSource
-from popsim_torch.optimizer_steps.cells import States
 from popsim_torch.optimizer_steps.held import is_same, is_same_content
 from popsim_torch.optimizer_steps.noting import NotingDict
 from popsim_torch.optimizer_steps.numbers import StepNumber, StepTruth
@@ -45,12 +44,14 @@ class Slot:
         shape: Its shape.
         dtype: Its dtype on the device.
         attributes: The numbers, texts and truth values that the user has put on the parameter.
+        name: Its name, if the step reads names of parameters.
     """
 
     group: int
     shape: tuple[int, ...]
     dtype: torch.dtype
     attributes: tuple[tuple[str, Any], ...] = ()
+    name: str = ""
 
 
 def rebuilt(
@@ -59,7 +60,8 @@ def rebuilt(
     weights: Sequence[torch.Tensor],
     values: Mapping[tuple[int, Path], StepNumber | StepTruth | torch.Tensor],
     attributes: Mapping[Path, Any],
-    states: States,
+    states: dict[Any, Any],
+    names: Sequence[str],
 ) -> torch.optim.Optimizer:
     """Return a copy of an optimizer for tensors of a trace.
 
@@ -70,6 +72,7 @@ def rebuilt(
         values: The numbers of the groups, and the tensors that steps keep there.
         attributes: Values in place of those of attributes, by name.
         states: The states.
+        names: The names of the parameters; empty where the optimizer does not know them.
     """
     optimizer: Any = object.__new__(source.kind)
     kind = source.kind.__name__
@@ -90,6 +93,9 @@ def rebuilt(
                 put(group, path, value)
         pairs = zip(slots, weights, strict=True)
         group["params"] = [weight for slot, weight in pairs if slot.group == index]
+        named = [name for slot, name in zip(slots, names, strict=True) if slot.group == index]
+        if any(named):
+            group["param_names"] = named
         # One tensor after the other: the program is what makes them run together.
         group |= {key: False for key in _WAYS if key in group}
         optimizer.param_groups.append(NotingDict(group))

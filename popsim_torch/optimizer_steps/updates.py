@@ -27,6 +27,7 @@ from popsim_torch.optim.settings import OptimizerSettings
 from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.derive import derive
 from popsim_torch.optimizer_steps.held import is_simple
+from popsim_torch.optimizer_steps.places import find_places
 from popsim_torch.optimizer_steps.source import Slot, check_attributes
 from popsim_torch.optimizer_steps.traced_step import Cell, TracedStep
 from popsim_torch.optimizer_steps.ways import TooManyPaths
@@ -87,7 +88,19 @@ class _Updates:
             )
             for target, parameter in targets
         ]
-        check_attributes(source, [parameter for _, parameter in targets])
+        parameters = [parameter for _, parameter in targets]
+        check_attributes(source, parameters)
+        self._places = find_places(settings, self._slots, parameters)
+        if self._places.names_count:
+            names = {
+                id(parameter): name
+                for group in settings.groups
+                for parameter, name in zip(group.parameters, group.names, strict=False)
+            }
+            self._slots = [
+                dataclasses.replace(slot, name=names.get(id(one), ""))
+                for slot, one in zip(self._slots, parameters, strict=True)
+            ]
 
     def all(self) -> list[ParameterUpdate]:
         """Return the updates of all parameters."""
@@ -114,7 +127,7 @@ class _Updates:
             except TooManyPaths:  # one of the two may have few enough
                 step = self._derive(positions, one_by_one=True)
             known[self._structure] = step.parts_are_independent()
-        return known[self._structure]
+        return known[self._structure] and not self._places.count
 
     def _derived(self, positions: Sequence[int]) -> TracedStep:
         """Return the traced step of some parameters, from memory if it is there."""
@@ -166,7 +179,10 @@ class _Updates:
 
     def _key(self, slots: Sequence[Slot], *, shaped: bool) -> _Key:
         described = [
-            (slot.group, slot.dtype, slot.shape if shaped else bool(slot.shape), slot.attributes)
+            (
+                *(slot.group, slot.dtype, slot.shape if shaped else bool(slot.shape)),
+                *(slot.attributes, slot.name),
+            )
             for slot in slots
         ]
         return self._structure, tuple(described), shaped

@@ -1,0 +1,174 @@
+"""Steps of users that ask for the place of a parameter, or what a parameter or number is."""
+
+import numbers
+
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+from tests.parity.compare import quiet_options
+
+X = torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(1))
+
+
+class Net(nn.Module):
+    def __init__(self, frozen=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.a.bias.requires_grad_(not frozen)
+
+    def forward(self, x):
+        return poptorch.identity_loss(self.b(torch.tanh(self.a(x))).square().mean(), "none")
+
+
+def optimizer_with(factor, **defaults):
+    """Return a class whose update of a parameter has a factor."""
+
+    class Factors(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1, "count": 2, **defaults})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for g, group in enumerate(self.param_groups):
+                for i, p in enumerate(group["params"]):
+                    if p.grad is not None:
+                        state = self.state[p]
+                        state["steps"] = state.get("steps", 0) + 1
+                        p.sub_(group["lr"] * factor(self, g, i, p) * p.grad)
+
+    return Factors
+
+
+def in_one_group(net):
+    return net.parameters()
+
+
+def in_two_groups(net):
+    return [
+        {"params": net.a.parameters(), "rates": [1.0, 0.5]},
+        {"params": net.b.parameters(), "lr": 0.3, "rates": [0.25, 2.0]},
+    ]
+
+
+def named(net):
+    return net.named_parameters()
+
+
+def check(kind, groups=in_one_group, frozen=False):
+    eager, net = Net(frozen), Net(frozen)
+    optimizer = kind(groups(eager))
+    model = poptorch.trainingModel(net, quiet_options(), kind(groups(net)))
+    for x in X:
+        optimizer.zero_grad()
+        eager(x).backward()
+        optimizer.step()
+        model(x)
+    for ours, theirs in zip(net.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def params(self, g):
+    return self.param_groups[g]["params"]
+
+
+PLACES = {
+    "place": lambda self, g, i, p: i + 1,
+    "decay by depth": lambda self, g, i, p: 0.8**i,
+    "number": lambda self, g, i, p: 1 / len(params(self, g)),
+    "last": lambda self, g, i, p: 0.5 if p is params(self, g)[-1] else 1,
+    "size of all": lambda self, g, i, p: p.numel() / sum(q.numel() for q in params(self, g)),
+    "largest": lambda self, g, i, p: 2 if p is max(params(self, g), key=torch.numel) else 1,
+    "turns": lambda self, g, i, p: 2 if i % 2 == 1 else 1,
+}
+GROUPS = {
+    "place of the group": lambda self, g, i, p: g + 1,
+    "number of groups": lambda self, g, i, p: 1 / len(self.param_groups),
+    "first group": lambda self, g, i, p: self.param_groups[0]["lr"] * 10,
+    "largest rate": lambda self, g, i, p: max(one["lr"] for one in self.param_groups) * 10,
+    "rates": lambda self, g, i, p: self.param_groups[g]["rates"][i],
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_places(name):
+    check(optimizer_with(PLACES[name]))
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_places_of_groups(name):
+    check(optimizer_with(GROUPS[name]), in_two_groups)
+
+
+def test_a_hyper_parameter_that_hides_the_place():
+    kind = optimizer_with(lambda self, g, i, p: self.param_groups[g]["decay"] ** i, decay=1.0)
+    eager, net = Net(), Net()
+    optimizer, ours = kind(eager.parameters()), kind(net.parameters())
+    model = poptorch.trainingModel(net, quiet_options(), ours)
+    for number, x in enumerate(X):
+        optimizer.zero_grad()
+        eager(x).backward()
+        for one in (optimizer, ours):
+            one.param_groups[0]["decay"] = 1.0 if number < 2 else 0.5
+        model.setOptimizer(ours)
+        optimizer.step()
+        model(x)
+    for found, expected in zip(net.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["place", "number"])
+def test_places_among_parameters_that_are_not_trained(name):
+    with pytest.raises(poptorch.Error, match="by its place among others"):
+        check(optimizer_with(PLACES[name]), frozen=True)
+
+
+def test_frozen_parameters_where_places_do_not_count():
+    check(optimizer_with(lambda self, g, i, p: 2), frozen=True)
+
+
+def test_names_of_parameters():
+    def factor(self, g, i, p):
+        return 2 if "bias" in self.param_groups[g]["param_names"][i] else 1
+
+    check(optimizer_with(factor), named)
+
+
+def test_names_that_the_step_does_not_read():
+    check(optimizer_with(lambda self, g, i, p: 2), named)
+
+
+QUESTIONS = {
+    "requires_grad": lambda p, lr, count, steps: p.requires_grad,
+    "Parameter": lambda p, lr, count, steps: isinstance(p, nn.Parameter),
+    "no Parameter": lambda p, lr, count, steps: not isinstance(p.grad, nn.Parameter),
+    "float": lambda p, lr, count, steps: isinstance(lr, float) and not isinstance(lr, int),
+    "number": lambda p, lr, count, steps: isinstance(lr, numbers.Number),
+    "int": lambda p, lr, count, steps: isinstance(count, int) and not isinstance(count, float),
+    "int of a state": lambda p, lr, count, steps: isinstance(steps, int),
+    "arithmetic": lambda p, lr, count, steps: (
+        isinstance(2 * count - 1, int) and isinstance(steps // 2, int)
+    ),
+    "quotient": lambda p, lr, count, steps: isinstance(steps / 2, float),
+    "mixed": lambda p, lr, count, steps: isinstance(steps * lr, float),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_what_parameters_and_numbers_are(name):
+    def factor(self, g, i, p):
+        group = self.param_groups[g]
+        return 2 if QUESTIONS[name](p, group["lr"], group["count"], self.state[p]["steps"]) else 1
+
+    check(optimizer_with(factor))
+
+
+@pytest.mark.parametrize(
+    "among", [lambda steps: steps in {1, 2}, lambda steps: {1: 1, 2: 0}.get(steps, 0)]
+)
+def test_a_count_as_the_key_of_a_set_or_dict_is_refused(among):
+    kind = optimizer_with(lambda self, g, i, p: 2 if among(self.state[p]["steps"]) else 1)
+    with pytest.raises(poptorch.Error, match="as the key of a dict"):
+        check(kind)
