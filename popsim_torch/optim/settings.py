@@ -27,6 +27,7 @@ from popsim_torch.optim.step_source import (
     has_step_hooks,
     is_initialised,
     needs_closure,
+    replaced_step,
 )
 
 __all__ = [
@@ -235,6 +236,7 @@ def read_optimizer(
             "that is derived from torch.optim.Optimizer."
         )
     _check_initialised(optimizer)
+    _check_step_of_class(optimizer)
     rule = _read_rule(optimizer)
     if not rule.traced:
         _warn_of_subclass(optimizer, rule.type_name)
@@ -398,6 +400,22 @@ def _check_initialised(optimizer: torch.optim.Optimizer) -> None:
         raise UsageAssertionError(
             f"Unsupported optimizer {name}: it has no state and no defaults yet. "
             f"{name}.__init__ has to call super().__init__(parameters, defaults)."
+        )
+
+
+def _check_step_of_class(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer whose step has been replaced; the device does what its class does.
+
+    Raises:
+        AssertionError: It is one of them.
+    """
+    place = replaced_step(optimizer)
+    if place:
+        name = type(optimizer).__name__
+        raise UsageAssertionError(
+            f"The step of this {name} has been replaced (optimizer.step = ..., by the function at "
+            f"{place}). The device does what the step of the class does: derive a class from "
+            f"{name} and define step there, or add a hook with optimizer.register_step_pre_hook."
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 
 from popsim_torch.optim.base import Optimizer
 from popsim_torch.optim.nested import Path, is_number, leaves
+from popsim_torch.private_torch.optimizers import hooks_of_all_steps
 
 __all__ = [
     "StepSource",
@@ -22,8 +24,10 @@ __all__ = [
     "is_initialised",
     "needs_closure",
     "note_own_hook",
+    "replaced_step",
 ]
 
+_TORCH = os.path.dirname(torch.__file__)
 # What the traced step has its own of, or does not need.
 _PARTS = frozenset({"param_groups", "state", "__getstate__"})
 # What the optimizers of this package keep of the device.
@@ -69,8 +73,29 @@ def changes_step(kind: type[Any], base: type[Any]) -> bool:
 
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether the user has hooks of the step, which may change gradients and weights."""
-    hooks = (hook for name in _HOOKS for hook in getattr(optimizer, name, {}).values())
+    hooks = [hook for name in _HOOKS for hook in getattr(optimizer, name, {}).values()]
+    hooks += [one for one in hooks_of_all_steps() if not _is_of_package(one)]
     return any(hook not in _own_hooks for hook in hooks)
+
+
+def _is_of_package(hook: object) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("popsim_torch.")
+
+
+def replaced_step(optimizer: torch.optim.Optimizer) -> str:
+    """Return where the user has replaced the step of one optimizer; nothing if nobody has.
+
+    Schedulers do so, too, and only note that it is called.
+    """
+    step = vars(optimizer).get("step")
+    function: Any = getattr(step, "__func__", step)
+    own = inspect.unwrap(type(optimizer).step)
+    while function is not None and function is not own:
+        code = getattr(function, "__code__", None)
+        if code is not None and not code.co_filename.startswith(_TORCH):
+            return f"{code.co_filename}:{code.co_firstlineno}"
+        function = getattr(function, "__wrapped__", None)
+    return ""
 
 
 def is_initialised(optimizer: torch.optim.Optimizer) -> bool:

@@ -245,6 +245,10 @@ class StepTruth(torch.SymBool):
 
     __ror__ = __or__
 
+    def as_number(self) -> StepNumber:
+        """Return 1 if the condition is true, else 0, as Python's arithmetic takes it."""
+        return StepNumber(truth_as_number(self), None, self._choices, whole=True)
+
     def __repr__(self) -> str:
         return "a condition that changes from step to step"
 
@@ -420,9 +424,40 @@ _METHODS: dict[str, Any] = {
     **{f"__{n}__": _comparison(n) for n in _COMPARISONS},
     **{f"__{n}__": _unary_method(n) for n in ("neg", "abs", "floor", "ceil", "trunc")},
     "__round__": _round,
+    "__divmod__": lambda self, other: (self // other, self % other),
+    "__rdivmod__": lambda self, other: (other // self, other % self),
     "__pos__": lambda self: self,
     # NumPy's functions call these for objects.
     **{n: _unary_method(n) for n in ("sqrt", "exp", "log", "log2", "log1p", "sin", "cos")},
 }
 for _name, _method in _METHODS.items():
     setattr(StepNumber, _name, _method)
+
+
+def _of_value(name: str, *, swapped: bool = False) -> Callable[[Any, Any], Any]:
+    """Return an operator that needs the value of a number."""
+    function: Callable[[Any, Any], Any] = getattr(operator, f"__{name}__")
+
+    def method(self: StepNumber, other: Any) -> Any:
+        value = self._value(f"the operator '{name}'")
+        value = int(value) if self.whole else value
+        return function(other, value) if swapped else function(value, other)
+
+    return method
+
+
+for _name in ("lshift", "rshift", "and", "or", "xor"):
+    setattr(StepNumber, f"__{_name}__", _of_value(_name))
+    setattr(StepNumber, f"__r{_name}__", _of_value(_name, swapped=True))
+
+
+def _of_truth(name: str) -> Callable[[Any, Any], Any]:
+    def method(self: StepTruth, other: Any) -> Any:
+        return getattr(self.as_number(), name)(other)
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv"):
+    setattr(StepTruth, f"__{_name}__", _of_truth(f"__{_name}__"))
+    setattr(StepTruth, f"__r{_name}__", _of_truth(f"__r{_name}__"))

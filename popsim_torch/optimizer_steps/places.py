@@ -100,6 +100,7 @@ class _Trials:
         self._members = members
         self._draws = False
         self._reads_names = False
+        self._changes_others = False
 
     def places(self) -> Places:
         trained = [i for i, one in enumerate(self._members) if one.trains]
@@ -107,6 +108,8 @@ class _Trials:
         with torch.random.fork_rng(devices=[]), DisableTorchFunction(), torch.enable_grad():
             for scale, shift in ((1.0, 0.0), (0.75, 0.0625)):
                 whole = self._steps(range(len(self._members)), scale, shift)
+                if self._changes_others:
+                    raise self._refused_changes()
                 if whole is None or self._draws:
                     break
                 if len(trained) < len(self._members):
@@ -179,6 +182,9 @@ class _Trials:
             isinstance(group, NotingDict) and "param_names" in group.read
             for group in optimizer.param_groups
         )
+        for weight, one in zip(weights, members, strict=True):
+            if not one.trains and not torch.equal(weight.detach(), _small(one.parameter)):
+                self._changes_others = True
         pairs = zip(chosen, weights, strict=True)
         return {i: weight.detach() for i, weight in pairs if self._members[i].trains}
 
@@ -190,6 +196,14 @@ class _Trials:
             for path, leaf in leaves(dict(group))
             if type(leaf) is float
         }
+
+    def _refused_changes(self) -> Error:
+        kind = self._source.kind.__name__
+        return Error(
+            f"The step of {kind} changes parameters without a gradient (their grad is None), and "
+            "some of its parameters are not trained. On the device, a step has the trained "
+            f"parameters only: leave the others out of {kind}, or skip those whose grad is None."
+        )
 
     def _refused(self) -> Error:
         kind = self._source.kind.__name__

@@ -1,10 +1,13 @@
 """Steps of users that ask for the place of a parameter, or what a parameter or number is."""
 
+import functools
 import numbers
+import types
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import popsim_torch as poptorch
 from tests.parity.compare import quiet_options
@@ -172,3 +175,97 @@ def test_a_count_as_the_key_of_a_set_or_dict_is_refused(among):
     kind = optimizer_with(lambda self, g, i, p: 2 if among(self.state[p]["steps"]) else 1)
     with pytest.raises(poptorch.Error, match="as the key of a dict"):
         check(kind)
+
+
+def powers(steps):
+    quotient, rest = divmod(steps, 2)
+    return quotient + 0.5 * rest
+
+
+ARITHMETIC = {
+    "number of true conditions": lambda steps: sum(steps >= one for one in (2, 3)) + 1,
+    "condition times a number": lambda steps: 2.0 * (steps == 2) + (steps > 2) * 0.5 + 1,
+    "divmod": powers,
+}
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+def test_arithmetic_of_counts_and_conditions(name):
+    check(optimizer_with(lambda self, g, i, p: ARITHMETIC[name](self.state[p]["steps"])))
+
+
+def test_bits_of_hyper_parameters():
+    check(optimizer_with(lambda self, g, i, p: (1 << self.param_groups[g]["count"]) & 6))
+
+
+def test_bits_of_a_count_are_refused():
+    kind = optimizer_with(lambda self, g, i, p: self.state[p]["steps"] & 1)
+    with pytest.raises(poptorch.Error, match="needs the value of a number in the operator 'and'"):
+        check(kind)
+
+
+def test_a_step_that_changes_parameters_without_a_gradient_is_refused():
+    class Decays(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {"lr": 0.1})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            for p in self.param_groups[0]["params"]:
+                p.mul_(0.9)
+                if p.grad is not None:
+                    p.sub_(0.1 * p.grad)
+
+    check(Decays)
+    with pytest.raises(poptorch.Error, match="changes parameters without a gradient"):
+        check(Decays, frozen=True)
+
+
+def with_its_own_step(net):
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.step = types.MethodType(lambda self, closure=None: None, optimizer)
+    return optimizer
+
+
+def with_a_wrapped_step(net):
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    step = optimizer.step
+
+    @functools.wraps(step)
+    def wrapped(*args):
+        return step(*args)
+
+    optimizer.step = wrapped
+    return optimizer
+
+
+@pytest.mark.parametrize("make", [with_its_own_step, with_a_wrapped_step])
+def test_a_replaced_step_is_refused(make):
+    net = Net()
+    with pytest.raises(poptorch.Error, match=f"has been replaced.*{__file__}:.*derive a class"):
+        poptorch.trainingModel(net, quiet_options(), make(net))
+
+
+def test_a_step_that_a_scheduler_wraps():
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    model = poptorch.trainingModel(net, quiet_options(), optimizer)
+    before = net.a.weight.detach().clone()
+    model(X[0])
+    assert not torch.equal(net.a.weight, before)
+
+
+def test_hooks_of_all_steps():
+    def decay(optimizer, args, kwargs):
+        with torch.no_grad():
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    p.mul_(0.9)
+
+    handle = register_optimizer_step_post_hook(decay)
+    try:
+        check(lambda params: torch.optim.SGD(params, lr=0.1))
+    finally:
+        handle.remove()
+    check(lambda params: torch.optim.SGD(params, lr=0.1))
