@@ -234,6 +234,13 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
                 "step would change the weights of the host, not those of the device. Derive "
                 f"{source.kind.__name__} from the class of that optimizer, and call super().step()."
             )
+        if any(isinstance(leaf, torch.optim.lr_scheduler.LRScheduler) for _, leaf in leaves(value)):
+            raise Error(
+                f"{source.kind.__name__} keeps a scheduler in its attribute '{name}'. A scheduler "
+                "changes the groups of the host, while the step runs on the device. Keep it outside "
+                "of the optimizer, and call scheduler.step() and setOptimizer between the calls of "
+                "the model."
+            )
         for path, leaf in leaves(value):
             if not isinstance(leaf, torch.Tensor) or name == "defaults":
                 continue

@@ -246,6 +246,23 @@ def test_a_replaced_step_is_refused(make):
         poptorch.trainingModel(net, quiet_options(), make(net))
 
 
+def test_a_scheduler_in_the_optimizer_is_refused():
+    class Scheduled(torch.optim.SGD):
+        def __init__(self, params):
+            super().__init__(params, lr=0.1)
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self, 1)
+
+        def step(self, closure=None):
+            super().step()
+            self.scheduler.step()
+
+    net = Net()
+    optimizer = Scheduled(net.parameters())
+    with pytest.raises(poptorch.Error, match="keeps a scheduler in its attribute 'scheduler'"):
+        poptorch.trainingModel(net, quiet_options(), optimizer)(X[0])
+    assert optimizer.param_groups[0]["lr"] == 0.1
+
+
 def test_a_step_that_a_scheduler_wraps():
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
