@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from popsim_torch.errors import Error
 from popsim_torch.optim.nested import Path, is_number, is_truth, leaves, mapped, put
@@ -234,12 +235,12 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
                 "step would change the weights of the host, not those of the device. Derive "
                 f"{source.kind.__name__} from the class of that optimizer, and call super().step()."
             )
-        if any(isinstance(leaf, torch.optim.lr_scheduler.LRScheduler) for _, leaf in leaves(value)):
+        if any(isinstance(leaf, LRScheduler) for _, leaf in leaves(value)):
             raise Error(
                 f"{source.kind.__name__} keeps a scheduler in its attribute '{name}'. A scheduler "
-                "changes the groups of the host, while the step runs on the device. Keep it outside "
-                "of the optimizer, and call scheduler.step() and setOptimizer between the calls of "
-                "the model."
+                "changes the groups of the host, while the step runs on the device. Keep it "
+                "elsewhere, and call scheduler.step() and setOptimizer between the calls of the "
+                "model."
             )
         for path, leaf in leaves(value):
             if not isinstance(leaf, torch.Tensor) or name == "defaults":
