@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 __all__ = [
+    "asks_for_gradient",
     "base_of",
     "gradient_hooks",
     "hooks_behind",
@@ -52,6 +53,17 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def pose_as_parameter(tensor: torch.Tensor) -> None:
-    """Make ``isinstance(tensor, nn.Parameter)`` true."""
+def pose_as_parameter(tensor: torch.Tensor, *, requires_grad: bool = True) -> None:
+    """Make ``isinstance(tensor, nn.Parameter)`` true.
+
+    Args:
+        tensor: The tensor.
+        requires_grad: Whether the parameter has a gradient where gradients are recorded.
+    """
     tensor._is_param = True
+    tensor._requires_grad_of_parameter = requires_grad  # type: ignore[attr-defined]
+
+
+def asks_for_gradient(tensor: torch.Tensor) -> bool:
+    """Return ``requires_grad`` of the parameter that a tensor poses as."""
+    return bool(getattr(tensor, "_requires_grad_of_parameter", False))

@@ -168,6 +168,19 @@ def check_traceable(module: nn.Module, *, needs_values: bool = True) -> None:
             )
 
 
+def with_attributes(traced: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
+    """Return a traced tensor with the attributes that the user has set on a host tensor.
+
+    Args:
+        traced: Stands for a parameter or buffer.
+        host: The parameter or buffer.
+    """
+    for name, value in vars(host).items():
+        if not name.startswith("_"):
+            vars(traced).setdefault(name, value)
+    return traced
+
+
 def check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
     """Refuse models that replace or delete a parameter or buffer in forward."""
     now = {

@@ -59,6 +59,7 @@ from popsim_torch.trace.module_state import (
     TracedState,
     attributes_kept,
     check_not_reassigned,
+    with_attributes,
 )
 from popsim_torch.trace.overlaps import check_overlaps
 from popsim_torch.trace.parameter_hooks import ParameterHooks
@@ -115,7 +116,9 @@ class _Tracer:
     def run(self) -> TraceResult:
         with self._mode:
             flat = [self._fake_parameter(name) for name in self._parameters]
-            flat += [_fake(tensor.shape, tensor.dtype) for tensor in self._buffers.values()]
+            flat += [
+                with_attributes(_fake(one.shape, one.dtype), one) for one in self._buffers.values()
+            ]
             flat += [_fake(shape, dtype) for shape, dtype in self._request.inputs]
             if self._request.training:
                 flat.append(_fake((), torch.float32))
@@ -178,8 +181,8 @@ class _Tracer:
     def _fake_parameter(self, name: str) -> torch.Tensor:
         parameter = self._parameters[name]
         shape = parameter.shape[1:] if name in self._request.replica_groups else parameter.shape
-        fake = _fake(shape, parameter.dtype)
-        pose_as_parameter(fake)
+        fake = with_attributes(_fake(shape, parameter.dtype), parameter)
+        pose_as_parameter(fake, requires_grad=parameter.requires_grad)
         if self._request.training and is_continuous(fake.dtype):
             fake.requires_grad_(parameter.requires_grad)
         return fake

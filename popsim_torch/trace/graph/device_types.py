@@ -14,7 +14,7 @@ import torch
 
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.errors import Error
-from popsim_torch.private_torch.tensors import storage_key
+from popsim_torch.private_torch.tensors import asks_for_gradient, storage_key
 from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import host_computation, is_traced
@@ -83,6 +83,8 @@ def as_seen(getter: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any
         value: The attribute of the tensor that the device holds.
     """
     attribute = getattr(getter, "__self__", None)
+    if attribute is torch.Tensor.requires_grad:
+        return value or asks_for_gradient(tensor)
     if attribute is torch.Tensor.itemsize:
         return seen_dtype(tensor.dtype).itemsize
     if attribute is torch.Tensor.nbytes:
