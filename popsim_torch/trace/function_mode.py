@@ -107,6 +107,9 @@ class FunctionListener(HostData, Ends, Protocol):
     def host_changes(self) -> HostChanges:
         """Return the object that reports changes of host tensors."""
 
+    def note_refusal(self, message: str) -> None:
+        """Record an error that forward gets for a call."""
+
     def gradients_wanted(self) -> None:
         """Record that forward asks for gradients itself."""
 
@@ -189,6 +192,15 @@ class FunctionMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Handle one call of a torch function."""
+        try:
+            return self._handled(func, args, kwargs)
+        except Error as error:
+            self._listener.note_refusal(str(error))
+            raise
+
+    def _handled(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> Any:
         name = getattr(func, "__name__", "")
         kwargs = dict(kwargs or {})
         if func is torch.device:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from popsim_torch import logs
 from popsim_torch.ops import op_listener
 from popsim_torch.stages import StageAssigner
 from popsim_torch.trace.books.call_origins import CallOrigins
@@ -93,6 +94,20 @@ class Recorder:
         self.is_state = self._stand_ins.is_state
         self.is_memory_of_state = self._stand_ins.is_memory_of_state
         self.hook_added = self.gradients.hook_added
+        self._refusals: list[str] = []
+
+    def note_refusal(self, message: str) -> None:
+        """Record an error that forward gets for a call, and may catch."""
+        self._refusals.append(message)
+
+    def warn_of_caught_errors(self) -> None:
+        """Warn if forward has gone on after an error of this package."""
+        if self._refusals:
+            logs.python.warning(
+                "forward has caught an error of poptorch and goes on as its 'except' says, which "
+                "eager PyTorch does not: %s",
+                self._refusals[-1],
+            )
 
     @property
     def is_inside_of_body(self) -> bool:

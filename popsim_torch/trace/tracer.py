@@ -245,6 +245,7 @@ class _Tracer:
             self._hooks.attach(state)
             structure = module(*args, **kwargs)
             self._recorder.user_ops.end_forward()
+            self._recorder.warn_of_caught_errors()
             check_not_reassigned(module, swapped.given)
             self._result.read_constants = self._recorder.values.read_constants()
         check_results(structure)

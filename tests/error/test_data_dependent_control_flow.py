@@ -118,3 +118,28 @@ def test_masked_assignment_is_fine(h):
 
     model = poptorch.inferenceModel(Masks(), h.make_options())
     assert model(torch.tensor([1.0, -1.0])).tolist() == [7.0, -1.0]
+
+
+READS = {
+    "a number": lambda x: float(x.sum()),
+    "an if": lambda x: 1.0 if x.sum() > 0 else 2.0,
+    "NumPy": lambda x: x.numpy().mean(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_an_error_that_forward_catches_is_warned_of(name, caplog):
+    def catches(x):
+        try:
+            factor = READS[name](x)
+        except Exception:
+            factor = 5.0
+        return x * factor
+
+    class Net(torch.nn.Module):
+        def forward(self, x):
+            return catches(x)
+
+    torch.testing.assert_close(poptorch.inferenceModel(Net())(torch.ones(2)), torch.full((2,), 5.0))
+    (record,) = [one for one in caplog.records if "has caught an error" in one.getMessage()]
+    assert "test_data_dependent_control_flow.py:" in record.getMessage()
