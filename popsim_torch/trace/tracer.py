@@ -324,8 +324,8 @@ class _Tracer:
                 "gradient, so nothing is trained."
             )
             return []
-        loss = behind_hooks(loss, outputs)
-        warn_of_numbers_behind(loss, outputs)
+        loss = behind_hooks(loss, outputs, followed.with_hooks)
+        warn_of_numbers_behind(loss, outputs, followed.with_hooks)
         loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})
