@@ -25,7 +25,7 @@ from popsim_torch.arguments.structures import (
 )
 from popsim_torch.errors import Error
 
-__all__ = ["OutputSpec"]
+__all__ = ["OutputSpec", "tensors_inside"]
 
 
 class OutputSpec:
@@ -57,7 +57,7 @@ class OutputSpec:
                 )
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
                 return DataclassNode(name, value, leaf)
-            elif any(map(on_device, _tensors_inside(value))):
+            elif any(map(on_device, tensors_inside(value))):
                 raise Error(
                     f"forward returns tensors of the device in an object of type "
                     f"{type(value).__name__}: {name}. Return them in a tuple, list, dict, "
@@ -96,8 +96,12 @@ class OutputSpec:
         return self._node.build(iter(tensors)) if self._simple is None else self._simple(tensors)
 
 
-def _tensors_inside(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an object holds in its attributes or as its items."""
+def tensors_inside(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an object holds in its attributes or as its items.
+
+    Args:
+        value: An object of any type.
+    """
     inside = list(getattr(value, "__dict__", {}).values())
     if isinstance(value, (set, frozenset, deque)):
         inside += value
