@@ -81,7 +81,7 @@ def behind_hooks(
 ) -> torch.Tensor:
     """Return the output that code of the user for gradients makes of the loss, or the loss itself.
 
-    Such code is a backward hook of the model, a hook of a tensor, and a
+    Such code is a backward hook of a module, a hook of a tensor, and a
     ``torch.autograd.Function``. The output has the value of the loss, or differs by a constant.
 
     Args:
@@ -120,7 +120,7 @@ def _changes_gradient(loss: torch.Tensor, number: torch.Tensor, hooked: Collecti
         if node in seen:
             continue
         seen.add(node)
-        if node in hooked or is_user_function(node):
+        if node in hooked or is_user_function(node) or isinstance(node, BACKWARD_HOOK_NODE):
             return True
         todo += _operands(node)
     return False

@@ -333,7 +333,14 @@ def looked_at(loss):
     return result
 
 
+def in_a_module(loss):
+    module = nn.Identity()
+    module.register_full_backward_hook(lambda module, inside, outside: (inside[0] * 5,))
+    return module(loss * 1)
+
+
 BEHIND_THE_LOSS = {
+    "a hook of a module": lambda net, loss: in_a_module(loss),
     "a function": lambda net, loss: Scaled.apply(loss),
     "a hook": lambda net, loss: hooked(loss),
     "a hook of a sum": lambda net, loss: hooked(loss + 3),
