@@ -49,6 +49,8 @@ _OTHER_DEVICE = re.compile(
 )
 # How calls begin to fail that compare or save the values of tensors.
 _NEEDS_VALUES = re.compile(r"Comparing\s+TensorLikePair|Cannot access data pointer of Tensor")
+# What PyTorch asserts of a flag that two threads with tensors of the trace change at the same time.
+_OF_TWO_THREADS = re.compile(r"(True|False), (True|False)$|fake_mode\.in_kernel_invocation must be")
 
 
 def check_elements_stay(name: str, args: tuple[Any, ...]) -> None:
@@ -79,6 +81,8 @@ def check_traceable(error: Exception, origin: Origin) -> None:
     Raises:
         Error: They have failed, and not because of a mistake of the program; or they need values.
     """
+    if isinstance(error, AssertionError) and _OF_TWO_THREADS.match(str(error)):
+        raise of_another_thread(_line_of(error)) from error
     if not isinstance(error, Error) and (_is_assertion(error) or _is_failure(error)):
         raise _refused(error, origin) from error
     if isinstance(error, RuntimeError) and _NEEDS_VALUES.match(str(error)):
@@ -147,7 +151,7 @@ def _innermost(error: Exception) -> TracebackType | None:
     return entry
 
 
-def _line_of(error: Exception, before: str) -> str:
+def _line_of(error: Exception, before: str = "") -> str:
     """Return ``file:line`` of the innermost user code that an exception has passed."""
     entry, line = error.__traceback__, ""
     while entry is not None:
