@@ -2,7 +2,7 @@
 
 from popsim_torch.arguments.arguments import ArgumentSpec, micro_batch_shape
 from popsim_torch.arguments.parsers import ICustomArgParser, registerCustomArgParser
-from popsim_torch.arguments.results import OutputSpec
+from popsim_torch.arguments.results import OutputSpec, tensors_inside
 
 __all__ = [
     "ArgumentSpec",
@@ -10,4 +10,5 @@ __all__ = [
     "OutputSpec",
     "micro_batch_shape",
     "registerCustomArgParser",
+    "tensors_inside",
 ]

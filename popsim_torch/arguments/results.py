@@ -10,10 +10,13 @@ import dataclasses
 import operator
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, ValuesView
+from functools import partial
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
+from torch import nn
 
 from popsim_torch.arguments.structures import (
     ConstantNode,
@@ -24,8 +27,9 @@ from popsim_torch.arguments.structures import (
     walk,
 )
 from popsim_torch.errors import Error
+from popsim_torch.private_torch.trees import tree_iter
 
-__all__ = ["OutputSpec"]
+__all__ = ["OutputSpec", "tensors_inside"]
 
 
 class OutputSpec:
@@ -40,7 +44,7 @@ class OutputSpec:
         names: Name of each tensor that the device computes, such as ``output[0]``.
 
     Raises:
-        Error: An object of a type without parser holds tensors of the device.
+        Error: An object of a type without parser holds tensors of the device, or is an iterator.
     """
 
     def __init__(
@@ -57,7 +61,13 @@ class OutputSpec:
                 )
             elif dataclasses.is_dataclass(value) and not isinstance(value, type):
                 return DataclassNode(name, value, leaf)
-            elif any(map(on_device, _tensors_inside(value))):
+            elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
+                raise Error(
+                    f"forward returns a {type(value).__name__}: {name}. It can be read only once, "
+                    "and forward runs once, when the model is compiled. Return its items in a "
+                    "tuple or list."
+                )
+            elif any(map(on_device, tensors_inside(value))):
                 raise Error(
                     f"forward returns tensors of the device in an object of type "
                     f"{type(value).__name__}: {name}. Return them in a tuple, list, dict, "
@@ -96,12 +106,23 @@ class OutputSpec:
         return self._node.build(iter(tensors)) if self._simple is None else self._simple(tensors)
 
 
-def _tensors_inside(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors that an object holds in its attributes or as its items."""
+def tensors_inside(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that an object holds in its attributes, as its items or as a function.
+
+    Args:
+        value: An object of any type.
+    """
+    if isinstance(value, nn.Module):
+        return  # (its tensors are parameters and buffers)
     inside = list(getattr(value, "__dict__", {}).values())
-    if isinstance(value, (set, frozenset, deque)):
+    if isinstance(value, (Set, ValuesView, deque)):
         inside += value
-    for one in inside:
-        for leaf in one if isinstance(one, (list, tuple)) else [one]:
-            if isinstance(leaf, torch.Tensor):
-                yield leaf
+    elif isinstance(value, Mapping):
+        inside += value.values()
+    elif isinstance(value, partial):
+        inside += (value.args, value.keywords)
+    elif isinstance(value, FunctionType):
+        inside += [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]
+    for leaf in tree_iter(inside):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf

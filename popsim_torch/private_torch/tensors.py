@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from popsim_torch.private_torch.modes import DisableTorchFunction
+
 __all__ = [
     "asks_for_gradient",
     "base_of",
@@ -50,7 +52,8 @@ def hooks_behind(tensor: torch.Tensor) -> list[Callable[[torch.Tensor], Any]]:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return a number that is equal for living tensors with the same memory."""
-    return int(tensor.untyped_storage()._cdata)
+    with DisableTorchFunction():  # a trace refuses the user's calls of untyped_storage
+        return int(tensor.untyped_storage()._cdata)
 
 
 def pose_as_parameter(tensor: torch.Tensor, *, requires_grad: bool = True) -> None:

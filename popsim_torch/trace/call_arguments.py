@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.devices import device_constructors
@@ -126,12 +127,28 @@ def copied(name: str, tensor: torch.Tensor) -> Any:
     """
     if name == "__deepcopy__":
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    return _with_same_memory, (tensor,)
+    return _with_same_memory, (_Copied(tensor),)
 
 
-def _with_same_memory(tensor: torch.Tensor) -> torch.Tensor:
+class _Copied:
+    """A tensor to copy. Code that saves tensors, which gets it too, has to save this object."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    @override
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        line = user_line(" at ", excludes=("pickle.py",))
+        raise Error(
+            f"forward{line} saves a tensor of the device (torch.save, pickle), which "
+            "has no values while the model is traced. Save what the model returns, or its weights, "
+            "after the call; or save it in a function that runs on the host (poptorch.CPU)."
+        )
+
+
+def _with_same_memory(copied: _Copied) -> torch.Tensor:
     """Return a tensor with the memory of another one, without its history."""
-    return tensor.data.requires_grad_(tensor.requires_grad)
+    return copied.tensor.data.requires_grad_(copied.tensor.requires_grad)
 
 
 def _check_softmax_axis(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from popsim_torch.private_torch.operators import OpOverload
 from popsim_torch.trace.books.leaves import leaves_of
 from popsim_torch.trace.graph.markers import MARK, PRINT
 from popsim_torch.trace.graph.traced_tensors import find_node, host_computation
+from popsim_torch.trace.user_backward import is_user_function
 
 _LOSS_NAMES = (
     "binary_cross_entropy",
@@ -75,12 +76,18 @@ def _operands(node: Any) -> Sequence[Any]:
     return [following for following, _ in node.next_functions]
 
 
-def behind_hooks(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the output that backward hooks of the model make of its loss, or the loss itself.
+def behind_hooks(
+    loss: torch.Tensor, outputs: Sequence[torch.Tensor], hooked: Collection[Any] = ()
+) -> torch.Tensor:
+    """Return the output that code of the user for gradients makes of the loss, or the loss itself.
+
+    Such code is a backward hook of a module, a hook of a tensor, and a
+    ``torch.autograd.Function``. The output has the value of the loss, or differs by a constant.
 
     Args:
         loss: The loss that training starts from.
         outputs: The outputs of forward.
+        hooked: Autograd's nodes of the tensors with hooks of the user.
     """
     for output in outputs:
         node: Any = output.grad_fn
@@ -88,10 +95,40 @@ def behind_hooks(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> torch.T
             continue
         if node.next_functions[output.output_nr] == (loss.grad_fn, loss.output_nr):
             return output
-    return loss
+    if any(_origin(output) is _origin(loss) for output in outputs):
+        return loss
+    behind = [number for number in _numbers(outputs) if _feeds(loss, number)]
+    changed = [number for number in behind if _changes_gradient(loss, number, hooked)]
+    if not changed or any(leaves_of(number, beside=loss) for number in behind):
+        return loss
+    moving = [number for number in behind if _moves_with(loss, number)]
+    is_only = len({_origin(number) for number in moving}) == 1
+    return moving[0] if is_only and any(moving[0] is number for number in changed) else loss
 
 
-def warn_of_numbers_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
+def _numbers(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the outputs that are one number each, with a gradient."""
+    return [output for output in outputs if output.grad_fn is not None and output.numel() == 1]
+
+
+def _changes_gradient(loss: torch.Tensor, number: torch.Tensor, hooked: Collection[Any]) -> bool:
+    """Return whether a gradient passes code of the user between a number and the loss."""
+    todo: list[Any] = [number.grad_fn]
+    seen = {loss.grad_fn, None}
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in hooked or is_user_function(node) or isinstance(node, BACKWARD_HOOK_NODE):
+            return True
+        todo += _operands(node)
+    return False
+
+
+def warn_of_numbers_behind(
+    loss: torch.Tensor, outputs: Sequence[torch.Tensor], hooked: Collection[Any] = ()
+) -> None:
     """Warn of an output that eager PyTorch would be trained on, with other gradients.
 
     This is a sum of the loss and of terms with parameters, or a number that changes by another
@@ -100,8 +137,9 @@ def warn_of_numbers_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) 
     Args:
         loss: The loss that training starts from; it has a gradient.
         outputs: The outputs of forward.
+        hooked: As for :func:`behind_hooks`.
     """
-    numbers = [output for output in outputs if output.grad_fn is not None and output.numel() == 1]
+    numbers = _numbers(outputs)
     behind = [number for number in numbers if _feeds(loss, number)]
     if any(leaves_of(number, beside=loss) for number in behind):
         logs.python.warning(
@@ -120,12 +158,13 @@ def warn_of_numbers_behind(loss: torch.Tensor, outputs: Sequence[torch.Tensor]) 
             'poptorch.identity_loss(number, reduction="sum").',
             " (detach() cuts it off)" if _is_detached(loss, numbers) else "",
         )
-    if behind and not is_returned and not any(_moves_with(loss, number) for number in behind):
+    same = (number for number in behind if not _changes_gradient(loss, number, hooked))
+    if behind and not is_returned and not any(_moves_with(loss, number) for number in same):
         logs.python.warning(
             "trainingModel: forward returns a number that is computed from the loss, and not the "
-            "loss itself. Training starts at the loss function, as in PopTorch, so a factor "
-            "behind it, such as in loss / 4, does not change the gradients. To train on what "
-            'forward returns, return poptorch.identity_loss(number, reduction="sum").'
+            "loss itself. Training starts at the loss function, as in PopTorch, so what is "
+            "behind it, such as the factor in loss / 4, does not change the gradients. To train on "
+            'what forward returns, return poptorch.identity_loss(number, reduction="sum").'
         )
 
 
@@ -203,8 +242,7 @@ def _combinations(
     losses: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Return the outputs that are one number each and are computed from all losses."""
-    numbers = [output for output in outputs if output.grad_fn is not None and output.numel() == 1]
-    return [number for number in numbers if all(_feeds(loss, number) for loss in losses)]
+    return [number for number in _numbers(outputs) if all(_feeds(loss, number) for loss in losses)]
 
 
 def find_final_loss(

@@ -37,6 +37,7 @@ from popsim_torch.trace.autocast import autocast_regions
 from popsim_torch.trace.books.changed_in_place import explained
 from popsim_torch.trace.books.device_loop import DeviceLoopBody, DeviceLoopTrace
 from popsim_torch.trace.books.result import TraceRequest, TraceResult
+from popsim_torch.trace.callers_values import watched_arguments
 from popsim_torch.trace.conjugates import conjugate_numbers
 from popsim_torch.trace.cumulative_norm import lasting_counters
 from popsim_torch.trace.eager_errors import without_fakes
@@ -222,6 +223,7 @@ class _Tracer:
         named = dict(zip(request.input_names, inputs, strict=False))
         with ExitStack() as stack:
             stack.enter_context(shapes_kept({**state, **named}))
+            stack.enter_context(watched_arguments(self._given, named))
             stack.enter_context(torch.set_grad_enabled(request.training))
             stack.enter_context(_context(op_listener, self._recorder.user_ops))
             stack.enter_context(_context(block_listener, request.stages))
@@ -328,8 +330,8 @@ class _Tracer:
                 "gradient, so nothing is trained."
             )
             return []
-        loss = behind_hooks(loss, outputs)
-        warn_of_numbers_behind(loss, outputs)
+        loss = behind_hooks(loss, outputs, followed.with_hooks)
+        warn_of_numbers_behind(loss, outputs, followed.with_hooks)
         loss = followed.behind_prints(loss, outputs)
         names = [name for name in self._parameters if state[name].requires_grad]
         _check_not_accumulated({name: state[name] for name in names})

@@ -47,6 +47,10 @@ _ASSERTION = "INTERNAL ASSERT FAILED"
 _OTHER_DEVICE = re.compile(
     r"expected TensorOptions\((.*)device=cpu(.*)\) \(got TensorOptions\(\1device=ipu:0\2\)\)"
 )
+# How calls begin to fail that compare or save the values of tensors.
+_NEEDS_VALUES = re.compile(r"Comparing\s+TensorLikePair|Cannot access data pointer of Tensor")
+# What PyTorch asserts of a flag that two threads with tensors of the trace change at the same time.
+_OF_TWO_THREADS = re.compile(r"(True|False), (True|False)$|fake_mode\.in_kernel_invocation must be")
 
 
 def check_elements_stay(name: str, args: tuple[Any, ...]) -> None:
@@ -75,10 +79,19 @@ def check_traceable(error: Exception, origin: Origin) -> None:
         origin: The origin of the nodes that were made when it was raised.
 
     Raises:
-        Error: They have failed, and not because of a mistake of the program.
+        Error: They have failed, and not because of a mistake of the program; or they need values.
     """
+    if isinstance(error, AssertionError) and _OF_TWO_THREADS.match(str(error)):
+        raise of_another_thread(_line_of(error)) from error
     if not isinstance(error, Error) and (_is_assertion(error) or _is_failure(error)):
         raise _refused(error, origin) from error
+    if isinstance(error, RuntimeError) and _NEEDS_VALUES.match(str(error)):
+        raise Error(
+            f"forward{_line_of(error, ' at ')} calls code of PyTorch that compares or saves the "
+            "values of tensors of the device, which do not exist while the model is traced. Do it "
+            "after the call of the model. Instead of torch.jit.trace, call the module itself: it "
+            "is compiled in any case; or pass check_trace=False."
+        ) from error
     entry = _innermost(error)
     if isinstance(error, TypeError) and entry is not None and _OTHER_DEVICE.search(str(error)):
         raise Error(
@@ -136,6 +149,16 @@ def _innermost(error: Exception) -> TracebackType | None:
     while entry is not None and entry.tb_next is not None:
         entry = entry.tb_next
     return entry
+
+
+def _line_of(error: Exception, before: str = "") -> str:
+    """Return ``file:line`` of the innermost user code that an exception has passed."""
+    entry, line = error.__traceback__, ""
+    while entry is not None:
+        if is_user_code(entry.tb_frame):
+            line = f"{before}{entry.tb_frame.f_code.co_filename}:{entry.tb_lineno}"
+        entry = entry.tb_next
+    return line
 
 
 def _innermost_frame(error: Exception) -> FrameType | None:

@@ -19,7 +19,7 @@ from torch.utils.hooks import BackwardHook
 from popsim_torch.private_torch.trees import tree_iter
 from popsim_torch.trace.graph.traced_tensors import is_traced
 
-__all__ = ["observed_backward", "observed_functions"]
+__all__ = ["is_user_function", "observed_backward", "observed_functions"]
 
 _Function = Callable[..., Any]
 Function: Any = torch.autograd.Function
@@ -46,6 +46,12 @@ def observed_functions(after_call: Callable[[Any], None]) -> Iterator[None]:
         yield
     finally:
         Function.apply = classmethod(original)
+
+
+def is_user_function(node: Any) -> bool:
+    """Return whether a node of autograd belongs to a ``torch.autograd.Function`` of the user."""
+    forward_class: Any = getattr(node, "_forward_cls", None)
+    return isinstance(node, BackwardCFunction) and not _is_own(forward_class)
 
 
 def _is_own(function: Any) -> bool:

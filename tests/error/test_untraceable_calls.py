@@ -2,6 +2,8 @@
 
 import copy
 import functools
+import io
+import pickle
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import popsim_torch as poptorch
 # Warnings of torch: rules of forward-mode differentiation.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.trace"),
     pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node"),
 ]
 
@@ -183,3 +186,56 @@ def test_a_complex_tensor_at_a_mask():
     with pytest.raises(poptorch.Error, match=r"value\.real") as caught:
         poptorch.inferenceModel(net)(torch.ones(2, 3))
     assert "test_untraceable_calls.py:" in str(caught.value)
+
+
+SAVES = {
+    "a tensor": lambda fc, x: torch.save(x, io.BytesIO()),
+    "a result in a dict": lambda fc, x: torch.save({"a": [x * 2]}, io.BytesIO()),
+    "weights": lambda fc, x: torch.save(fc.state_dict(), io.BytesIO()),
+    "a module": lambda fc, x: torch.save(fc, io.BytesIO()),
+    "pickle": lambda fc, x: pickle.dumps(x, protocol=2),
+    "pickle in Python": lambda fc, x: pickle._dumps(fc.weight),
+}
+
+
+@pytest.mark.parametrize("name", SAVES)
+def test_tensors_that_forward_saves_are_refused(name):
+    with pytest.raises(poptorch.Error, match="saves a tensor of the device") as caught:
+        poptorch.inferenceModel(Calls(SAVES[name]))(torch.ones(2, 3))
+    assert f"{__file__}:" in str(caught.value)
+
+
+def test_tensors_of_the_host_are_saved_and_others_copied():
+    host = torch.ones(2)
+
+    def forward(fc, x):
+        torch.save(host, io.BytesIO())
+        same = copy.copy(x)
+        same.mul_(2)
+        return fc(copy.copy(x)) + copy.deepcopy(x)[:, :1] + copy.copy(fc.bias)
+
+    net = Calls(forward)
+    ours, eager = torch.ones(2, 3), torch.ones(2, 3)
+    result = poptorch.inferenceModel(net)(ours)[0]
+    torch.testing.assert_close(result, net(eager)[0].detach())
+    torch.testing.assert_close(ours, eager)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda fc, x: torch.jit.trace(fc, (x,))(x),
+        lambda fc, x: torch.testing.assert_close(x, x + 1),
+    ],
+)
+def test_calls_that_compare_values_are_refused(function):
+    with pytest.raises(poptorch.Error, match="compares or saves the values") as caught:
+        poptorch.inferenceModel(Calls(function))(torch.ones(2, 3))
+    assert f"{__file__}:" in str(caught.value)
+
+
+def test_calls_of_the_script_compiler_that_need_no_values():
+    net = Calls(lambda fc, x: torch.jit.trace(fc, (x,), check_trace=False)(torch.jit.script(fc)(x)))
+    net.fc = nn.Linear(3, 3)
+    x = torch.ones(2, 3)
+    torch.testing.assert_close(poptorch.inferenceModel(net)(x)[0], net(x)[0].detach())

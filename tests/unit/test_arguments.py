@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import inspect
 import logging
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -440,11 +442,40 @@ def test_a_dataclass_is_built_with_new_tensors():
         ((1, Held([ones(1)])), r"Held: output\[1\]"),
         (collections.deque([ones(1)]), "deque: output"),
         (Pair(Held(ones(1))), "Held: output.first"),
+        (Held({"a": (ones(1),)}), "Held: output"),
+        ({"a": ones(1)}.values(), "dict_values: output"),
+        ({"a": ones(1)}.items(), "dict_items: output"),
+        (collections.ChainMap({"a": ones(1)}), "ChainMap: output"),
+        (MappingProxyType({"a": ones(1)}), "mappingproxy: output"),
+        (functools.partial(torch.add, ones(1)), "partial: output"),
+        ((lambda x: lambda: x)(ones(1)), "function: output"),
     ],
 )
 def test_a_tensor_in_another_object_is_refused(value, name):
     with pytest.raises(Error, match=f"in an object of type {name}.*registerCustomArgParser"):
         OutputSpec(value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: (y for y in x),
+        lambda x: map(str, x),
+        lambda x: zip(x, x, strict=True),
+        enumerate,
+        iter,
+        lambda x: {"a": (1, reversed(x))},
+    ],
+)
+@pytest.mark.parametrize("items", [[1, 2], [ones(1)]])
+def test_an_iterator_is_refused(make, items):
+    with pytest.raises(Error, match=r"can be read only once.*Return its items in a tuple or list"):
+        OutputSpec(make(items))
+
+
+def test_objects_without_tensors_are_constants():
+    values = [{1, 2}, {"a": 1}.keys(), range(3), (lambda x: lambda: x)(1), torch.nn.Linear(2, 2)]
+    assert OutputSpec(values).unflatten([]) == values
 
 
 def test_a_model_returns_a_dataclass():

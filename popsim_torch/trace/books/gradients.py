@@ -62,6 +62,7 @@ class Gradients:
     Attributes:
         losses: The results of loss functions.
         differentiated: The tensors whose gradients forward computes itself.
+        with_hooks: Autograd's nodes of the tensors that have hooks of the user.
     """
 
     def __init__(self, result: TraceResult, origins: CallOrigins) -> None:
@@ -80,6 +81,7 @@ class Gradients:
         self._has_refusal = False
         self.losses: list[torch.Tensor] = []
         self.differentiated: list[torch.Tensor] = []
+        self.with_hooks: set[Any] = set()
 
     def start(self, state: Mapping[str, torch.Tensor]) -> None:
         """Begin a trace in which parameters are these traced tensors, by name."""
@@ -95,6 +97,7 @@ class Gradients:
         for seen in (self._seen, self._hooked, self._naming, self._printed, self.losses):
             seen.clear()
         self.differentiated.clear()
+        self.with_hooks.clear()
         del self._result, self._graph
 
     def new_key(self) -> int:
@@ -125,6 +128,7 @@ class Gradients:
     def hook_added(self, tensor: torch.Tensor) -> None:
         """Name the gradient after a new hook of the user has changed it."""
         place = _place(unwrapped(tensor))
+        self.with_hooks.add(unwrapped(tensor).grad_fn)
         if place in self._naming:
             handle, named = self._naming[place]
             handle.remove()

@@ -306,6 +306,93 @@ def test_a_number_that_is_not_computed_from_the_loss_is_warned_of(finish, cut, c
     assert ("detach() cuts it off" in message) is cut
 
 
+# Code of the user for gradients, behind the loss
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, with another gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * -5
+
+
+def hooked(loss):
+    result = loss.clone()
+    result.register_hook(lambda gradient: gradient * 5)
+    return result
+
+
+def looked_at(loss):
+    result = loss.clone()
+    result.register_hook(lambda gradient: None)
+    return result
+
+
+def in_a_module(loss):
+    module = nn.Identity()
+    module.register_full_backward_hook(lambda module, inside, outside: (inside[0] * 5,))
+    return module(loss * 1)
+
+
+BEHIND_THE_LOSS = {
+    "a hook of a module": lambda net, loss: in_a_module(loss),
+    "a function": lambda net, loss: Scaled.apply(loss),
+    "a hook": lambda net, loss: hooked(loss),
+    "a hook of a sum": lambda net, loss: hooked(loss + 3),
+    "a hook that changes nothing": lambda net, loss: looked_at(loss),
+    "in the middle": lambda net, loss: (net.factor, (hooked(Scaled.apply(loss)) * 1.0).view(1)),
+    "beside a metric": lambda net, loss: (loss.detach() * 3, Scaled.apply(loss)),
+    "a hook of the loss": lambda net, loss: (loss.register_hook(lambda g: g * 5), loss)[1],
+}
+
+
+def weights_after_a_step(finish, train):
+    torch.manual_seed(3)
+    net = Behind(finish)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1))
+    return net.fc.weight.detach().clone()
+
+
+def eager_step(net, optimizer):
+    result = net(X)
+    (result if isinstance(result, torch.Tensor) else result[1]).backward()
+    optimizer.step()
+
+
+def compiled_step(net, optimizer):
+    poptorch.trainingModel(net, optimizer=optimizer)(X)
+
+
+@pytest.mark.parametrize("name", BEHIND_THE_LOSS)
+def test_gradients_that_are_changed_behind_the_loss(name, caplog):
+    finish = BEHIND_THE_LOSS[name]
+    mine = weights_after_a_step(finish, compiled_step)
+    torch.testing.assert_close(mine, weights_after_a_step(finish, eager_step))
+    assert not [one for one in caplog.records if "Training starts at" in one.getMessage()]
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        lambda net, loss: Scaled.apply(loss * 3),
+        lambda net, loss: (Scaled.apply(loss), hooked(loss)),
+        lambda net, loss: Scaled.apply(loss) + net.fc.weight.sum() * 0,
+    ],
+)
+def test_other_numbers_behind_such_code_are_warned_of(finish, caplog):
+    assert len(warnings_of(finish, caplog)) == 1
+
+
+def test_such_code_beside_a_returned_loss_does_not_count():
+    beside = weights_after_a_step(lambda net, loss: (loss, Scaled.apply(loss)), compiled_step)
+    torch.testing.assert_close(beside, weights_after_a_step(lambda net, loss: loss, eager_step))
+
+
 # Losses that forward differentiates itself
 
 
