@@ -1,4 +1,4 @@
-"""Finds out from the code of a class whether forward uses the former value of an attribute."""
+"""Finds out from the code of classes whether forward uses the former value of an attribute."""
 
 from __future__ import annotations
 
@@ -7,54 +7,97 @@ import inspect
 import itertools
 import types
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from torch import nn
 
-__all__ = ["reads_entries", "reads_former_value"]
+__all__ = ["FormerValues"]
 
 # Methods of lists and dicts whose calls do not use what is in them.
 _WRITES = frozenset({"append", "extend", "insert", "update"})
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+# Special methods that forward does not call.
+_NOT_CALLED = frozenset(
+    f"__{name}__"
+    for name in (
+        *("init", "post_init", "new", "del", "repr", "str", "format", "dir"),
+        *("reduce", "reduce_ex", "getstate", "setstate", "copy", "deepcopy"),
+    )
+)
 
 
-def reads_former_value(module: nn.Module, name: str) -> bool:
-    """Return whether the code of a module's class looks at an attribute before it assigns it.
-
-    Args:
-        module: The module.
-        name: An attribute that forward has assigned.
-    """
-    codes = list(_codes(type(module)))
-    if any(_tests(code, name) for code in codes):
-        return True
-    accesses = [_accesses(code, name) for code in codes]
-    assigning = [one for one in accesses if "STORE_ATTR" in one]
-    if not assigning:  # the forward of another module assigns it
-        return any(accesses)
-    return any(one[0] in _LOADS for one in assigning)
-
-
-def reads_entries(module: nn.Module, name: str) -> bool:
-    """Return whether the code of a module's class uses the entries of a list or dict.
+class FormerValues:
+    """Looks for uses of former values in the methods that forward may call.
 
     Args:
-        module: The module.
-        name: An attribute that is a list or dict, to which forward has added entries.
+        kinds: The classes of the modules, and of other objects that they have.
     """
-    reads = False
-    for code in _codes(type(module)):
-        instructions = list(dis.get_instructions(code))
-        for at, one in enumerate(instructions):
-            if one.opname not in _LOADS or one.argval != name:
-                continue
-            following = instructions[at + 1 : at + 3]
-            method = following[0].argval if following[0].opname in _LOADS else None
-            if method == "clear":
-                return False
-            is_write = method in _WRITES or following[-1].opname == "STORE_SUBSCR"
-            reads = reads or not is_write
-    return reads
+
+    def __init__(self, kinds: Iterable[type]) -> None:
+        self._methods = {kind: _methods(kind) for kind in kinds}
+        all_methods: defaultdict[str, list[types.CodeType]] = defaultdict(list)
+        for methods in self._methods.values():
+            for name, codes in methods.items():
+                all_methods[name] += codes
+        special = {name for name in all_methods if name.startswith("__")} - _NOT_CALLED
+        self._called, todo = set[str](), ["forward", *special]
+        while todo:
+            name = todo.pop()
+            if name in all_methods and name not in self._called:
+                self._called.add(name)
+                todo += [used for code in all_methods[name] for used in code.co_names]
+
+    def are_read(self, kind: type, name: str) -> bool:
+        """Return whether code looks at an attribute before it assigns it.
+
+        Args:
+            kind: The class of the object that has the attribute.
+            name: The attribute, which forward has assigned.
+        """
+        codes = self._codes(kind)
+        if any(_tests(code, name) for code in codes):
+            return True
+        accesses = [_accesses(code, name) for code in codes]
+        assigning = [one for one in accesses if "STORE_ATTR" in one]
+        if assigning:
+            return any(one[0] in _LOADS for one in assigning)
+        # (the code of another class assigns it)
+        return any(accesses) or any(
+            _tests(code, name) or _accesses(code, name)[:1] in ([load] for load in _LOADS)
+            for code in self._all_codes()
+            if "STORE_ATTR" in _accesses(code, name)
+        )
+
+    def entries_are_read(self, kind: type, name: str) -> bool:
+        """Return whether code uses the entries of a list or dict.
+
+        Args:
+            kind: The class of the object that has it as an attribute.
+            name: The attribute; forward has added entries.
+        """
+        codes = self._codes(kind)
+        if not issubclass(kind, nn.Module) or not any(_accesses(code, name) for code in codes):
+            codes = self._all_codes()
+        reads = False
+        for code in codes:
+            instructions = list(dis.get_instructions(code))
+            for at, one in enumerate(instructions):
+                if one.opname not in _LOADS or one.argval != name:
+                    continue
+                following = instructions[at + 1 : at + 3]
+                method = following[0].argval if following[0].opname in _LOADS else None
+                if method == "clear":
+                    return False
+                is_write = method in _WRITES or following[-1].opname == "STORE_SUBSCR"
+                reads = reads or not is_write
+        return reads
+
+    def _codes(self, kind: type) -> list[types.CodeType]:
+        methods = self._methods[kind]
+        return [code for name in methods if name in self._called for code in methods[name]]
+
+    def _all_codes(self) -> list[types.CodeType]:
+        return [code for kind in self._methods for code in self._codes(kind)]
 
 
 def _tests(code: types.CodeType, name: str) -> bool:
@@ -84,8 +127,8 @@ def _accesses(code: types.CodeType, name: str) -> list[str]:
     ]
 
 
-def _codes(kind: type) -> Iterator[types.CodeType]:
-    """Yield the code of forward and of the methods that it uses, without PyTorch's."""
+def _methods(kind: type) -> dict[str, list[types.CodeType]]:
+    """Return the code of the methods of a class, by name, without PyTorch's."""
     methods: defaultdict[str, list[types.CodeType]] = defaultdict(list)
     for base in kind.__mro__:
         if base.__module__.partition(".")[0] in ("torch", "builtins"):
@@ -94,13 +137,7 @@ def _codes(kind: type) -> Iterator[types.CodeType]:
             function = inspect.unwrap(getattr(member, "fget", member))
             if isinstance(function, types.FunctionType):
                 methods[name] += _with_inner(function.__code__)
-    todo, seen = ["forward", "__call__"], set[str]()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            yield from methods[name]
-            todo += [used for code in methods[name] for used in code.co_names]
+    return methods
 
 
 def _with_inner(code: types.CodeType) -> list[types.CodeType]:

@@ -1,0 +1,94 @@
+"""Finds the objects of the user's classes in which forward may keep state."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Container, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.trace.host_reads import LIBRARIES
+
+__all__ = ["OF_MODULES", "fakes_in", "holds_fakes", "kept_objects"]
+
+OF_MODULES = frozenset(vars(nn.Module()))
+"""Attributes of all modules."""
+_MOST = 1000
+"""Longer lists and dicts are data, and are not searched for objects."""
+_NO_FAKES = frozenset({type(None), bool, int, float, str, torch.Tensor, nn.Parameter})
+_PLAIN = _NO_FAKES | {FakeTensor}
+_CONTAINERS = frozenset({dict, list, tuple, OrderedDict})
+
+
+def kept_objects(module: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
+    """Yield the objects in attributes of modules, or of other objects, and the first module.
+
+    Args:
+        module: The model.
+    """
+    seen = set[int]()
+    for child in module.modules():
+        for name, value in vars(child).items():
+            if type(value) not in _PLAIN and name not in OF_MODULES:
+                yield from ((one, child) for one in _objects(value, seen))
+
+
+def holds_fakes(value: Any, known: Container[int] = ()) -> bool:
+    """Return whether ``fakes_in`` yields something."""
+    if type(value) in _NO_FAKES or (type(value) in _CONTAINERS and not value):
+        return False  # most attributes of a module
+    return next(fakes_in(value, known), None) is not None
+
+
+def fakes_in(value: Any, known: Container[int] = ()) -> Iterator[FakeTensor]:
+    """Yield the traced tensors in a value, in lists and dicts in it, and in objects.
+
+    Args:
+        value: The value.
+        known: The ids of objects whose attributes are left out.
+    """
+    seen = set[int]()
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, FakeTensor):
+            yield value
+        elif type(value) not in _PLAIN and id(value) not in seen:
+            seen.add(id(value))
+            todo += _inner(value, attributes=id(value) not in known)
+
+
+def _objects(value: Any, seen: set[int]) -> Iterator[Any]:
+    todo = [value]
+    while todo:
+        value = todo.pop()
+        if type(value) in _PLAIN or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if _is_of_user(type(value)) and hasattr(value, "__dict__"):
+            yield value
+        inner = _inner(value)
+        todo += inner if len(inner) <= _MOST else []
+
+
+def _inner(value: Any, *, attributes: bool = True) -> list[Any]:
+    """Return what is in a list, tuple, dict or object of the user's."""
+    inner: list[Any] = []
+    if isinstance(value, dict):
+        inner += dict.values(value)
+    elif isinstance(value, (list, tuple, deque)):
+        inner += value
+    if attributes and _is_of_user(type(value)):
+        inner += getattr(value, "__dict__", {}).values()
+    return inner
+
+
+def _is_of_user(kind: type) -> bool:
+    """Return whether forward may keep state in objects of a class, which is no module."""
+    if issubclass(kind, (nn.Module, torch.Tensor, type)):
+        return False
+    return kind is SimpleNamespace or kind.__module__.partition(".")[0] not in LIBRARIES

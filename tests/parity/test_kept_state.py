@@ -1,0 +1,244 @@
+"""State that forward keeps in objects, layers, arrays and strings is told of; constants are not."""
+
+import types
+from collections import deque
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import popsim_torch as poptorch
+from tests.parity.compare import quiet_options
+
+
+class Cache:
+    def __init__(self):
+        self.h = None
+        self.rows = []
+        self.calls = 0
+
+    def update(self, x):
+        self.h = x if self.h is None else self.h + x
+        return self.h
+
+    def append(self, x):
+        self.rows.append(x)
+        return sum(self.rows)
+
+    def reset(self):
+        self.rows.clear()
+        self.h = None
+
+
+class Keys(dict):
+    pass
+
+
+class Object(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = Cache()
+
+    def forward(self, x):
+        return self.cache.update(x) * 1
+
+
+class InAList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.caches = {"layers": [Cache(), Cache()]}
+
+    def forward(self, x):
+        for cache in self.caches["layers"]:
+            x = cache.update(x) * 1
+        return x
+
+
+class InAnObject(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.state = types.SimpleNamespace(caches=[Cache()])
+
+    def forward(self, x):
+        return self.state.caches[0].append(x) * 1
+
+
+class MadeLate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cache = None
+
+    def forward(self, x):
+        if self.cache is None:
+            self.cache = Cache()
+        return self.cache.update(x) * 1
+
+
+class CountedThere(Object):
+    def forward(self, x):
+        self.cache.calls += 1
+        return x * self.cache.calls
+
+
+class OfADict(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.keys = Keys()
+
+    def forward(self, x):
+        self.keys["h"] = self.keys["h"] + x if "h" in self.keys else x
+        return self.keys["h"] * 1
+
+
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = deque(maxlen=2)
+
+    def forward(self, x):
+        self.last.append(x)
+        return sum(self.last)
+
+
+class OfALayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Identity()
+        self.layer.h = None
+
+    def forward(self, x):
+        result = self.layer(x) if self.layer.h is None else self.layer(x) + self.layer.h
+        self.layer.h = result
+        return result * 1
+
+
+class Array(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.n = np.zeros(2, np.float32)
+
+    def forward(self, x):
+        self.n += 1
+        return x + torch.from_numpy(self.n.copy())
+
+
+class NewArray(Array):
+    def forward(self, x):
+        self.n = self.n + 1
+        return x + torch.from_numpy(self.n)
+
+
+class Mode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mode = "first"
+
+    def forward(self, x):
+        factor = 1 if self.mode == "first" else 2
+        self.mode = "later"
+        return x * factor
+
+
+STATES = {
+    Object: "forward of Object assigns a tensor to the attribute 'h' of its Cache",
+    InAList: "forward of InAList assigns a tensor to the attribute 'h' of its Cache",
+    InAnObject: "forward of InAnObject puts tensors into the attribute 'rows' of its Cache",
+    MadeLate: "forward of MadeLate assigns a tensor to the attribute 'cache'",
+    CountedThere: "forward of CountedThere changes the attribute 'calls' of its Cache from 0 to 1",
+    OfADict: "forward of OfADict puts tensors into the attribute 'keys'",
+    Last: "forward of Last puts tensors into the attribute 'last'",
+    OfALayer: "forward of OfALayer assigns a tensor to the attribute 'h' of its Identity",
+    Array: "forward of Array changes the array in the attribute 'n'",
+    NewArray: "forward of NewArray changes the array in the attribute 'n'",
+    Mode: "forward of Mode changes the attribute 'mode' from 'first' to 'later'",
+}
+
+
+def told(caplog):
+    return [text for text in caplog.messages if text.startswith("forward of")]
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_state_is_told_of_once_and_ends_with_the_trace(kind, caplog):
+    eager, model = kind(), kind()
+    x = torch.ones(2)
+    first, second = eager(x), eager(x)
+    assert not torch.equal(first, second)
+    compiled = poptorch.inferenceModel(model, quiet_options())
+    assert torch.equal(compiled(x), first)
+    assert torch.equal(compiled(x), first)
+    (text,) = told(caplog)
+    assert STATES[kind] in text
+    if kind not in (CountedThere, Array, NewArray, Mode):  # (these change on the host)
+        assert torch.equal(poptorch.inferenceModel(model, quiet_options())(x), first)
+
+
+class Configured(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.config = types.SimpleNamespace(size=4, names=["a"], scale=torch.full((2,), 3.0))
+        self.table = np.arange(2, dtype=np.float32)
+        self.mode = "double"
+
+    def forward(self, x):
+        self.mode = str(self.mode)
+        y = x * 2 if self.mode == "double" else x
+        return y * self.config.scale + self.config.size + torch.from_numpy(self.table)
+
+
+class Masks:
+    def __init__(self):
+        self.by_size = {}
+
+    def find(self, x):
+        if len(x) not in self.by_size:
+            self.by_size[len(x)] = torch.arange(float(len(x)), device=x.device)
+        return self.by_size[len(x)]
+
+
+class WithMasks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.masks = Masks()
+
+    def forward(self, x):
+        return x * self.masks.find(x)
+
+
+class Context(nn.Module):
+    """Hands values of this call to its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.context = Cache()
+
+    def forward(self, x):
+        self.context.reset()
+        self.context.h = x * 2
+        self.context.rows.append(x)
+        return self.context.h + self.context.rows[0]
+
+
+class Shows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shown = types.SimpleNamespace(h=None, rows=[])
+        self.name = "none"
+        self.layer = nn.Identity()
+
+    def forward(self, x):
+        self.shown.h = self.layer.seen = x * 2
+        self.shown.rows.append(x)
+        self.name = f"of {len(x)}"
+        return x + 1
+
+
+@pytest.mark.parametrize("kind", [Configured, WithMasks, Context, Shows])
+def test_what_is_the_same_in_all_calls_is_not_told_of(kind, caplog):
+    eager, model = kind(), kind()
+    for _ in range(2):  # the second program is compiled anew
+        compiled = poptorch.inferenceModel(model, quiet_options())
+        for x in torch.tensor([[1.0, 2.0], [3.0, 4.0]]):
+            assert torch.equal(compiled(x), eager(x))
+    assert told(caplog) == []
