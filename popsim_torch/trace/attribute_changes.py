@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -98,9 +99,13 @@ class _Changes:
                 return None
             return _text(f"changes {which} from {then!r} to {now!r}", _STRING)
         if isinstance(content, np.ndarray):
-            if np.array_equal(content, now) or not self._is_read(owner, name):
+            if np.array_equal(content, now, equal_nan=True) or not self._is_read(owner, name):
                 return None
             return _text(f"changes the array in {which}", _NUMBER)
+        if now is then and _differ_in_numbers(content, now):
+            if not self._former_values.entries_are_read(type(owner), name):
+                return None
+            return _text(f"changes numbers in {which}", _NUMBER)
         if isinstance(then, torch.Tensor):
             matters = now is not then and self._replaces(then, now)
         elif not self._differs(now):
@@ -137,6 +142,16 @@ def _text(what: str, todo: str) -> str:
         f"{what}. It runs once, when the model is compiled: all runs of the program begin with the "
         f"former value. {todo}"
     )
+
+
+def _differ_in_numbers(content: Any, now: Any) -> bool:
+    """Return whether entries of lists or dicts, which were numbers, are other numbers now."""
+    if isinstance(content, dict) and isinstance(now, dict):
+        return any(_differ_in_numbers(one, now.get(key)) for key, one in content.items())
+    if isinstance(content, list) and isinstance(now, (list, deque)):
+        return any(map(_differ_in_numbers, content, now))
+    numbers = (int, float)
+    return isinstance(content, numbers) and isinstance(now, numbers) and content != now
 
 
 def _is_kept(tensor: torch.Tensor, places: Sequence[Place]) -> bool:

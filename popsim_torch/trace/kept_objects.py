@@ -13,11 +13,11 @@ from torch import nn
 from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.trace.host_reads import LIBRARIES
 
-__all__ = ["OF_MODULES", "fakes_in", "holds_fakes", "kept_objects"]
+__all__ = ["MOST", "OF_MODULES", "fakes_in", "holds_fakes", "kept_objects"]
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of all modules."""
-_MOST = 1000
+MOST = 1000
 """Longer lists and dicts are data, and are not searched for objects."""
 _NO_FAKES = frozenset({type(None), bool, int, float, str, torch.Tensor, nn.Parameter})
 _PLAIN = _NO_FAKES | {FakeTensor}
@@ -72,7 +72,7 @@ def _objects(value: Any, seen: set[int]) -> Iterator[Any]:
         if _is_of_user(type(value)) and hasattr(value, "__dict__"):
             yield value
         inner = _inner(value)
-        todo += inner if len(inner) <= _MOST else []
+        todo += inner if len(inner) <= MOST else []
 
 
 def _inner(value: Any, *, attributes: bool = True) -> list[Any]:

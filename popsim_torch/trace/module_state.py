@@ -15,7 +15,7 @@ from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
 from popsim_torch.trace.attribute_changes import Place, UsedTensors, warn_of_changes
-from popsim_torch.trace.kept_objects import holds_fakes, kept_objects
+from popsim_torch.trace.kept_objects import MOST, holds_fakes, kept_objects
 from popsim_torch.wrapper_tensors import is_wrapper
 
 _MOST_BYTES = 1 << 16
@@ -76,11 +76,12 @@ class TracedState:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of nested lists and dicts, with the same leaves."""
+    """Return a copy of nested lists and dicts, with the same leaves; of long ones without nests."""
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in dict.items(value)}
+        copy = dict(value)
+        return copy if len(copy) > MOST else {key: _copied(item) for key, item in copy.items()}
     if isinstance(value, (list, deque)):
-        return [_copied(item) for item in value]
+        return list(value) if len(value) > MOST else [_copied(item) for item in value]
     return value
 
 
@@ -111,7 +112,7 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
     # (a layer of PyTorch is changed by the modules around it)
     layers = [(one, module if _is_of_torch(one) else one) for one in module.modules()]
     places = [
-        Place(owner, of, {name: (value, _content(value)) for name, value in vars(owner).items()})
+        Place(owner, of, {name: (one, _content(one)) for name, one in list(vars(owner).items())})
         for owner, of in (*layers, *objects)
     ]
     try:
@@ -120,7 +121,7 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
     finally:
         for place in places:
             attributes = vars(place.owner)
-            for name in [name for name, one in attributes.items() if holds_fakes(one, known)]:
+            for name in [name for name, one in list(attributes.items()) if holds_fakes(one, known)]:
                 if name in place.before:
                     value, content = place.before[name]
                     _refill(value, content)
