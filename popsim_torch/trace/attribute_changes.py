@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from torch import nn
 
 from popsim_torch import logs
 from popsim_torch.private_torch.trees import tree_leaves
-from popsim_torch.trace.former_values import FormerValues
+from popsim_torch.trace.former_values import FormerValues, Kind
 from popsim_torch.trace.graph.traced_tensors import has_memory, host_computation
 from popsim_torch.trace.kept_objects import OF_MODULES, fakes_in, holds_fakes
 
@@ -40,10 +41,10 @@ class UsedTensors(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """A module, or an object of the user's in its attributes, before forward.
+    """A module, or an object of the user's in its attributes, or a file, before forward.
 
     Attributes:
-        owner: The module or object.
+        owner: The module or object, or the file with global names.
         module: The module whose forward is told of: this one, or the one that has the object.
         before: The value of each attribute, and a copy of it: a list or dict with the same leaves,
             or an array.
@@ -52,6 +53,21 @@ class Place:
     owner: Any
     module: nn.Module
     before: Mapping[str, tuple[Any, Any]]
+
+    @property
+    def kind(self) -> Kind:
+        """The file, or the class of the module or object."""
+        return self.owner if isinstance(self.owner, ModuleType) else type(self.owner)
+
+    def now(self) -> Iterator[tuple[str, Any]]:
+        """Yield the names that may have changed, and their values."""
+        for name, value in list(vars(self.owner).items()):
+            if isinstance(self.owner, nn.Module):
+                is_left_out = name in OF_MODULES
+            else:
+                is_left_out = isinstance(self.owner, ModuleType) and name not in self.before
+            if not is_left_out:
+                yield name, value
 
 
 def warn_of_changes(places: Sequence[Place], used: UsedTensors) -> None:
@@ -65,9 +81,8 @@ def warn_of_changes(places: Sequence[Place], used: UsedTensors) -> None:
     texts = [
         f"forward of {type(place.module).__name__} {text}"
         for place in places
-        for name, value in vars(place.owner).items()
-        if not (name in OF_MODULES and isinstance(place.owner, nn.Module))
-        and (text := changes.text(place, name, value)) is not None
+        for name, value in place.now()
+        if (text := changes.text(place, name, value)) is not None
     ]
     for text in dict.fromkeys(texts):  # layers of one class have the same
         logs.python.warning(text)
@@ -81,29 +96,33 @@ class _Changes:
 
     @functools.cached_property
     def _former_values(self) -> FormerValues:
-        return FormerValues({type(place.owner): None for place in self._places})
+        return FormerValues({place.kind: None for place in self._places})
 
     def text(self, place: Place, name: str, now: Any) -> str | None:
         """Return the text about an attribute whose change matters; None for others."""
-        owner = place.owner
-        which = f"the attribute '{name}'"
-        if owner is not place.module:
-            which += f" of its {type(owner).__name__}"
+        if isinstance(place.owner, ModuleType):
+            which = f"the global name '{name}'"
+        elif place.owner is place.module:
+            which = f"the attribute '{name}'"
+        else:
+            which = f"the attribute '{name}' of its {type(place.owner).__name__}"
         then, content = place.before.get(name, (None, None))
         if isinstance(then, (int, float)) and isinstance(now, (int, float)):
             if now == then:
                 return None
             return _text(f"changes {which} from {then} to {now}", _NUMBER)
         if isinstance(then, str) and isinstance(now, str):
-            if now == then or not self._is_read(owner, name):
+            if now == then or not self._former_values.are_read(place.kind, name):
                 return None
             return _text(f"changes {which} from {then!r} to {now!r}", _STRING)
         if isinstance(content, np.ndarray):
-            if np.array_equal(content, now, equal_nan=True) or not self._is_read(owner, name):
+            if np.array_equal(content, now, equal_nan=True) or not self._former_values.are_read(
+                place.kind, name
+            ):
                 return None
             return _text(f"changes the array in {which}", _NUMBER)
         if now is then and _differ_in_numbers(content, now):
-            if not self._former_values.entries_are_read(type(owner), name):
+            if not self._former_values.entries_are_read(place.kind, name):
                 return None
             return _text(f"changes numbers in {which}", _NUMBER)
         if isinstance(then, torch.Tensor):
@@ -111,15 +130,12 @@ class _Changes:
         elif not self._differs(now):
             matters = False
         elif now is then:
-            if not self._former_values.entries_are_read(type(owner), name):
+            if not self._former_values.entries_are_read(place.kind, name):
                 return None
             return _text(f"puts tensors into {which}", _BUFFER)
         else:
-            matters = self._is_read(owner, name)
+            matters = self._former_values.are_read(place.kind, name)
         return _text(f"assigns a tensor to {which}", _BUFFER) if matters else None
-
-    def _is_read(self, owner: Any, name: str) -> bool:
-        return self._former_values.are_read(type(owner), name)
 
     def _replaces(self, then: torch.Tensor, now: Any) -> bool:
         """Return whether a tensor matters to forward, which has replaced it by another value."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, deque
-from collections.abc import Container, Iterator
-from types import SimpleNamespace
+from collections.abc import Container, Iterable, Iterator, Mapping
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.trace.former_values import methods_of
 from popsim_torch.trace.host_reads import LIBRARIES
 
-__all__ = ["MOST", "OF_MODULES", "fakes_in", "holds_fakes", "kept_objects"]
+__all__ = ["MOST", "OF_MODULES", "fakes_in", "global_state", "holds_fakes", "kept_objects"]
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of all modules."""
@@ -21,7 +24,10 @@ MOST = 1000
 """Longer lists and dicts are data, and are not searched for objects."""
 _NO_FAKES = frozenset({type(None), bool, int, float, str, torch.Tensor, nn.Parameter})
 _PLAIN = _NO_FAKES | {FakeTensor}
-_CONTAINERS = frozenset({dict, list, tuple, OrderedDict})
+_STATES = frozenset(
+    {type(None), bool, int, float, str, torch.Tensor, dict, list, deque, np.ndarray}
+)
+_CONTAINERS = frozenset({dict, list, tuple, deque, OrderedDict})
 
 
 def kept_objects(module: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
@@ -35,6 +41,37 @@ def kept_objects(module: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
         for name, value in vars(child).items():
             if type(value) not in _PLAIN and name not in OF_MODULES:
                 yield from ((one, child) for one in _objects(value, seen))
+
+
+def global_state(module: nn.Module) -> Iterator[tuple[ModuleType, dict[str, Any]]]:
+    """Yield the files with a model's classes, and their globals in which forward may keep state.
+
+    Args:
+        module: The model.
+    """
+    kinds = dict.fromkeys(map(type, module.modules()))
+    for name in dict.fromkeys(kind.__module__ for kind in kinds):
+        file = sys.modules.get(name)
+        if isinstance(file, ModuleType) and name.partition(".")[0] not in LIBRARIES:
+            used = _used_names(vars(file), [kind for kind in kinds if kind.__module__ == name])
+            found = {key: vars(file)[key] for key in used if key in vars(file)}
+            yield file, {key: one for key, one in found.items() if _may_be_state(one)}
+
+
+def _may_be_state(value: Any) -> bool:
+    return type(value) in _STATES and not (type(value) in _CONTAINERS and len(value) > MOST)
+
+
+def _used_names(names: Mapping[str, Any], kinds: Iterable[type]) -> set[str]:
+    """Return the names in the methods of classes, and in the functions of a file that they call."""
+    todo = [code for kind in kinds for codes in methods_of(kind).values() for code in codes]
+    used = set[str]()
+    while todo:
+        new = set(todo.pop().co_names) - used
+        used |= new
+        functions = (names.get(name) for name in new)
+        todo += [one.__code__ for one in functions if isinstance(one, FunctionType)]
+    return used
 
 
 def holds_fakes(value: Any, known: Container[int] = ()) -> bool:

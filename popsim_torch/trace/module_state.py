@@ -15,7 +15,7 @@ from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
 from popsim_torch.trace.attribute_changes import Place, UsedTensors, warn_of_changes
-from popsim_torch.trace.kept_objects import MOST, holds_fakes, kept_objects
+from popsim_torch.trace.kept_objects import MOST, global_state, holds_fakes, kept_objects
 from popsim_torch.wrapper_tensors import is_wrapper
 
 _MOST_BYTES = 1 << 16
@@ -93,6 +93,10 @@ def _content(value: Any) -> Any:
     return _copied(value)
 
 
+def _values(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (value, _content(value)) for name, value in list(attributes.items())}
+
+
 def _is_of_torch(module: nn.Module) -> bool:
     return type(module).__module__.partition(".")[0] == "torch"
 
@@ -111,13 +115,11 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
     known = {id(one) for one, _ in objects}
     # (a layer of PyTorch is changed by the modules around it)
     layers = [(one, module if _is_of_torch(one) else one) for one in module.modules()]
-    places = [
-        Place(owner, of, {name: (one, _content(one)) for name, one in list(vars(owner).items())})
-        for owner, of in (*layers, *objects)
-    ]
+    places = [Place(owner, of, _values(vars(owner))) for owner, of in (*layers, *objects)]
+    files = [Place(file, module, _values(names)) for file, names in global_state(module)]
     try:
         yield
-        warn_of_changes(places, used)
+        warn_of_changes([*places, *files], used)
     finally:
         for place in places:
             attributes = vars(place.owner)

@@ -1,5 +1,6 @@
 """State that forward keeps in objects, layers, arrays and strings is told of; constants are not."""
 
+import sys
 import types
 from collections import deque
 
@@ -150,6 +151,63 @@ class Mode(nn.Module):
         return x * factor
 
 
+ENTRIES = {}
+ROWS = []
+STEPS = 0
+LAST = torch.zeros(2)
+FIRST = None
+
+
+class Globals(nn.Module):
+    def forward(self, x):
+        ENTRIES["h"] = ENTRIES.get("h", 0) + x
+        return ENTRIES["h"] * 1
+
+
+def append(x):
+    ROWS.append(x)
+    return sum(ROWS)
+
+
+class GlobalsOfAFunction(nn.Module):
+    def forward(self, x):
+        return append(x) * 1
+
+
+class GlobalNumber(nn.Module):
+    def forward(self, x):
+        global STEPS
+        STEPS += 1
+        return x * STEPS
+
+
+class GlobalTensor(nn.Module):
+    def forward(self, x):
+        global LAST
+        result = x + LAST
+        LAST = result
+        return result * 1
+
+
+class GlobalNone(nn.Module):
+    def forward(self, x):
+        global FIRST
+        FIRST = x if FIRST is None else FIRST + x
+        return FIRST * 1
+
+
+def new_globals(patch):
+    for name in ("ENTRIES", "ROWS", "SEEN", "BY_SIZE"):
+        patch.setattr(sys.modules[__name__], name, type(globals()[name])())
+    for name in ("STEPS", "LAST", "FIRST"):
+        patch.setattr(sys.modules[__name__], name, globals()[name])
+
+
+@pytest.fixture(autouse=True)
+def own_globals(monkeypatch):
+    new_globals(monkeypatch)
+
+
 STATES = {
     Object: "forward of Object assigns a tensor to the attribute 'h' of its Cache",
     InAList: "forward of InAList assigns a tensor to the attribute 'h' of its Cache",
@@ -162,6 +220,11 @@ STATES = {
     Array: "forward of Array changes the array in the attribute 'n'",
     NewArray: "forward of NewArray changes the array in the attribute 'n'",
     InADict: "forward of InADict changes numbers in the attribute 'counts'",
+    Globals: "forward of Globals puts tensors into the global name 'ENTRIES'",
+    GlobalsOfAFunction: "forward of GlobalsOfAFunction puts tensors into the global name 'ROWS'",
+    GlobalNumber: "forward of GlobalNumber changes the global name 'STEPS' from 0 to 1",
+    GlobalTensor: "forward of GlobalTensor assigns a tensor to the global name 'LAST'",
+    GlobalNone: "forward of GlobalNone assigns a tensor to the global name 'FIRST'",
     Mode: "forward of Mode changes the attribute 'mode' from 'first' to 'later'",
 }
 
@@ -174,14 +237,17 @@ def told(caplog):
 def test_state_is_told_of_once_and_ends_with_the_trace(kind, caplog):
     eager, model = kind(), kind()
     x = torch.ones(2)
-    first, second = eager(x), eager(x)
+    with pytest.MonkeyPatch.context() as patch:
+        new_globals(patch)
+        first, second = eager(x), eager(x)
     assert not torch.equal(first, second)
     compiled = poptorch.inferenceModel(model, quiet_options())
     assert torch.equal(compiled(x), first)
     assert torch.equal(compiled(x), first)
     (text,) = told(caplog)
     assert STATES[kind] in text
-    if kind not in (CountedThere, InADict, Array, NewArray, Mode):  # (these change on the host)
+    on_host = (CountedThere, InADict, Array, NewArray, Mode)
+    if kind not in on_host and "Global" not in kind.__name__:  # (those have the new values)
         assert torch.equal(poptorch.inferenceModel(model, quiet_options())(x), first)
 
 
@@ -247,7 +313,24 @@ class Shows(nn.Module):
         return x + 1
 
 
-@pytest.mark.parametrize("kind", [Configured, WithMasks, Context, Shows])
+SEEN = []
+BY_SIZE = {}
+SCALES = {"double": 2.0}
+
+
+def table(x):
+    if len(x) not in BY_SIZE:
+        BY_SIZE[len(x)] = torch.arange(float(len(x)), device="cpu")
+    return BY_SIZE[len(x)]
+
+
+class WithGlobals(nn.Module):
+    def forward(self, x):
+        SEEN.append(x)
+        return x * SCALES["double"] + table(x)
+
+
+@pytest.mark.parametrize("kind", [WithGlobals, Configured, WithMasks, Context, Shows])
 def test_what_is_the_same_in_all_calls_is_not_told_of(kind, caplog):
     eager, model = kind(), kind()
     for _ in range(2):  # the second program is compiled anew
