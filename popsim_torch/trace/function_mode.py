@@ -210,6 +210,8 @@ class FunctionMode(TorchFunctionMode):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             if name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.data:
+                if all(map(is_host_tensor, args)):
+                    return self._listener.host_changes.call(func, "set_", args, kwargs)
                 return assign_data(self._listener, func, args[0], self._lifted(args[1]))
             if name == "__get__" and is_host_tensor(args[0]):
                 result = self._listener.host_changes.call(func, name, args, kwargs)

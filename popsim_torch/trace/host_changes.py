@@ -81,16 +81,17 @@ class HostChanges:
     ) -> Any:
         """Compute a call that uses only host tensors."""
         changed = [one for one in _changed(name, args, kwargs) if self._is_older(one)]
+        former: list[tuple[torch.Tensor, torch.Tensor]] = []
         if changed and _accumulates(name, args, kwargs):
             self._warn(name, changed[0])
-        former = [
-            (one, call_on_host(torch.clone, (one,), {})) for one in changed if self._was_read(one)
-        ]
+        else:
+            read = filter(self._was_read, changed)
+            former = [(one, call_on_host(torch.clone, (one,), {})) for one in read]
         if name not in _METADATA:
             self._note_reads(tensors_in((*args, *kwargs.values())))
         result = call_on_host(func, args, kwargs)
         for one, then in former:
-            if self._is_older(one) and not call_on_host(torch.equal, (one, then), {}):
+            if not call_on_host(torch.equal, (one, then), {}):
                 self._warn(name, one)
         self._note(name, args, result)
         return result

@@ -59,6 +59,12 @@ def reset_after_a_read(x):
     return x
 
 
+def other_data_after_a_read(x):
+    result = x + COUNTERS[0]
+    COUNTERS[0].data = COUNTERS[0] + 1
+    return result
+
+
 def set_item(x):
     COUNTERS[0][0] = 3
     COUNTERS[0][1:] = x.sum()
@@ -86,6 +92,9 @@ LOST = {
     "used, then overwritten": used_and_replaced,
     "used, then overwritten on the host": used_and_replaced_on_the_host,
     "read, then set": reset_after_a_read,
+    "by an operator": lambda x: torch.ops.aten.copy_.default(COUNTERS[0], x),
+    "by torch.nn.init": lambda x: nn.init.normal_(COUNTERS[0]),
+    "read, then other data": other_data_after_a_read,
     "set": set_item,
     "partly zeroed": zeroed_in_part,
 }
@@ -228,3 +237,14 @@ def test_scratch_memory_has_the_values_of_eager_pytorch_in_forward_alone(caplog)
     assert torch.equal(scratch.memory, torch.zeros(2))
     (text,) = told(caplog)
     assert "the tensor itself does not change" in text
+
+
+def test_data_of_the_device_in_a_tensor_of_the_host_are_refused():
+    class Model(Scratch):
+        def forward(self, x):
+            self.memory.data = x * 1
+            return self.memory + x
+
+    model = poptorch.inferenceModel(Model())
+    with pytest.raises(poptorch.Error, match=rf"{__file__}.* data of the device .*register_buffer"):
+        model(torch.ones(2))
