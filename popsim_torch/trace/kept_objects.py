@@ -106,7 +106,7 @@ def _objects(value: Any, seen: set[int]) -> Iterator[Any]:
         if type(value) in _PLAIN or id(value) in seen:
             continue
         seen.add(id(value))
-        if _is_of_user(type(value)) and hasattr(value, "__dict__"):
+        if _attributes(value) is not None:
             yield value
         inner = _inner(value)
         todo += inner if len(inner) <= MOST else []
@@ -119,9 +119,20 @@ def _inner(value: Any, *, attributes: bool = True) -> list[Any]:
         inner += dict.values(value)
     elif isinstance(value, (list, tuple, deque)):
         inner += value
-    if attributes and _is_of_user(type(value)):
-        inner += getattr(value, "__dict__", {}).values()
+    if attributes:
+        inner += (_attributes(value) or {}).values()
     return inner
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object of the user's; None for other values."""
+    if not _is_of_user(type(value)):
+        return None
+    try:
+        found: dict[str, Any] = vars(value)
+    except Exception:  # (none, or the user's code computes them)
+        return None
+    return found
 
 
 def _is_of_user(kind: type) -> bool:

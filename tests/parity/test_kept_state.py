@@ -266,6 +266,27 @@ class Configured(nn.Module):
         return y * self.config.scale + self.config.size + torch.from_numpy(self.table)
 
 
+class Unusual:
+    """Has attributes that code computes."""
+
+    @property
+    def __dict__(self):
+        raise RuntimeError
+
+    def __getattr__(self, name):
+        raise RuntimeError(name)
+
+
+class WithUnusual(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unusual, self.own = Unusual(), types.SimpleNamespace()
+        self.own.own = self.own
+
+    def forward(self, x):
+        return x + isinstance(self.unusual, Unusual)
+
+
 class Masks:
     def __init__(self):
         self.by_size = {}
@@ -330,7 +351,7 @@ class WithGlobals(nn.Module):
         return x * SCALES["double"] + table(x)
 
 
-@pytest.mark.parametrize("kind", [WithGlobals, Configured, WithMasks, Context, Shows])
+@pytest.mark.parametrize("kind", [WithGlobals, WithUnusual, Configured, WithMasks, Context, Shows])
 def test_what_is_the_same_in_all_calls_is_not_told_of(kind, caplog):
     eager, model = kind(), kind()
     for _ in range(2):  # the second program is compiled anew
