@@ -1,69 +1,128 @@
-"""Finds out from the code of a class whether forward uses the former value of an attribute."""
+"""Finds out from code whether forward uses the former value of an attribute or a global name."""
 
 from __future__ import annotations
 
 import dis
+import functools
 import inspect
 import itertools
 import types
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
-__all__ = ["reads_entries", "reads_former_value"]
+__all__ = ["FormerValues", "Kind", "methods_of"]
 
 # Methods of lists and dicts whose calls do not use what is in them.
 _WRITES = frozenset({"append", "extend", "insert", "update"})
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
+_WRAPPERS: tuple[Any, ...] = (
+    types.FunctionType,
+    staticmethod,
+    classmethod,
+    type(functools.lru_cache(len)),
+)
+_GLOBALS = {"LOAD_GLOBAL": "LOAD_ATTR", "STORE_GLOBAL": "STORE_ATTR"}
+
+Kind = type | types.ModuleType
+"""The class of an object with attributes, or a file with global names."""
+
+# Special methods that forward does not call.
+_NOT_CALLED = frozenset(
+    f"__{name}__"
+    for name in (
+        *("init", "post_init", "new", "del", "repr", "str", "format", "dir"),
+        *("reduce", "reduce_ex", "getstate", "setstate", "copy", "deepcopy"),
+    )
+)
 
 
-def reads_former_value(module: nn.Module, name: str) -> bool:
-    """Return whether the code of a module's class looks at an attribute before it assigns it.
+class FormerValues:
+    """Looks for uses of former values in the methods that forward may call.
 
     Args:
-        module: The module.
-        name: An attribute that forward has assigned.
+        kinds: The classes of the modules, and of other objects that they have, and their files.
     """
-    codes = list(_codes(type(module)))
-    if any(_tests(code, name) for code in codes):
-        return True
-    accesses = [_accesses(code, name) for code in codes]
-    assigning = [one for one in accesses if "STORE_ATTR" in one]
-    if not assigning:  # the forward of another module assigns it
-        return any(accesses)
-    return any(one[0] in _LOADS for one in assigning)
+
+    def __init__(self, kinds: Iterable[Kind]) -> None:
+        self._methods = {kind: methods_of(kind) for kind in kinds}
+        all_methods: defaultdict[str, list[types.CodeType]] = defaultdict(list)
+        for methods in self._methods.values():
+            for name, codes in methods.items():
+                all_methods[name] += codes
+        special = {name for name in all_methods if name.startswith("__")} - _NOT_CALLED
+        self._called, todo = set[str](), ["forward", *special]
+        while todo:
+            name = todo.pop()
+            if name in all_methods and name not in self._called:
+                self._called.add(name)
+                todo += [used for code in all_methods[name] for used in code.co_names]
+
+    def are_read(self, kind: Kind, name: str) -> bool:
+        """Return whether code looks at an attribute before it assigns it.
+
+        Args:
+            kind: The class of the object that has the attribute, or the file of a global name.
+            name: The attribute or global name, which forward has assigned.
+        """
+        of_file = isinstance(kind, types.ModuleType)
+        codes = self._codes(kind)
+        if any(_tests(code, name, of_file) for code in codes):
+            return True
+        accesses = [_accesses(code, name, of_file) for code in codes]
+        assigning = [one for one in accesses if "STORE_ATTR" in one]
+        if assigning:
+            return any(one[0] in _LOADS for one in assigning)
+        # (the code of another class assigns it)
+        return any(accesses) or any(
+            _tests(code, name, of_file) or found[0] in _LOADS
+            for code in self._all_codes()
+            if "STORE_ATTR" in (found := _accesses(code, name, of_file))
+        )
+
+    def entries_are_read(self, kind: Kind, name: str) -> bool:
+        """Return whether code uses the entries of a list or dict.
+
+        Args:
+            kind: The class of the object that has it as an attribute, or the file that has it.
+            name: The attribute or global name; forward has added entries.
+        """
+        of_file = isinstance(kind, types.ModuleType)
+        codes = self._codes(kind)
+        is_of_module = isinstance(kind, type) and issubclass(kind, nn.Module)
+        if not is_of_module or not any(_accesses(code, name) for code in codes):
+            codes = self._all_codes()
+        reads = False
+        for code in codes:
+            instructions = list(dis.get_instructions(code))
+            for at, one in enumerate(instructions):
+                if _access(one, of_file) not in _LOADS or one.argval != name:
+                    continue
+                following = instructions[at + 1 : at + 3]
+                method = following[0].argval if following[0].opname in _LOADS else None
+                if method == "clear":
+                    return False
+                is_write = method in _WRITES or following[-1].opname == "STORE_SUBSCR"
+                reads = reads or not is_write
+        return reads
+
+    def _codes(self, kind: Kind) -> list[types.CodeType]:
+        methods = self._methods[kind]
+        return [code for name in methods if name in self._called for code in methods[name]]
+
+    def _all_codes(self) -> list[types.CodeType]:
+        return [code for kind in self._methods for code in self._codes(kind)]
 
 
-def reads_entries(module: nn.Module, name: str) -> bool:
-    """Return whether the code of a module's class uses the entries of a list or dict.
-
-    Args:
-        module: The module.
-        name: An attribute that is a list or dict, to which forward has added entries.
-    """
-    reads = False
-    for code in _codes(type(module)):
-        instructions = list(dis.get_instructions(code))
-        for at, one in enumerate(instructions):
-            if one.opname not in _LOADS or one.argval != name:
-                continue
-            following = instructions[at + 1 : at + 3]
-            method = following[0].argval if following[0].opname in _LOADS else None
-            if method == "clear":
-                return False
-            is_write = method in _WRITES or following[-1].opname == "STORE_SUBSCR"
-            reads = reads or not is_write
-    return reads
-
-
-def _tests(code: types.CodeType, name: str) -> bool:
+def _tests(code: types.CodeType, name: str, of_file: bool) -> bool:
     """Return whether code asks whether an attribute is there, or is None."""
     if name in code.co_consts and {"hasattr", "getattr"} & set(code.co_names):
         return True
     instructions = list(dis.get_instructions(code))
     return any(
-        one.opname in _LOADS
+        _access(one, of_file) in _LOADS
         and one.argval == name
         and (following.opname.endswith(("_NONE", "_NOT_NONE")) or _is_none(following))
         for one, following in itertools.pairwise(instructions)
@@ -74,33 +133,37 @@ def _is_none(instruction: dis.Instruction) -> bool:
     return instruction.opname == "LOAD_CONST" and instruction.argval is None
 
 
-def _accesses(code: types.CodeType, name: str) -> list[str]:
-    """Return the names of the instructions that load or assign an attribute, in their order."""
+def _accesses(code: types.CodeType, name: str, of_file: bool = False) -> list[str]:
+    """Return the instructions that load or assign an attribute, or a global name, in order."""
     kinds = (*_LOADS, "STORE_ATTR")
     return [
-        one.opname
+        _access(one, of_file)
         for one in dis.get_instructions(code)
-        if one.opname in kinds and one.argval == name
+        if one.argval == name and _access(one, of_file) in kinds
     ]
 
 
-def _codes(kind: type) -> Iterator[types.CodeType]:
-    """Yield the code of forward and of the methods that it uses, without PyTorch's."""
+def _access(instruction: dis.Instruction, of_file: bool) -> str:
+    """Return an instruction's name; that of global names is the one of attributes for a file."""
+    return _GLOBALS.get(instruction.opname, "") if of_file else instruction.opname
+
+
+def methods_of(kind: Kind) -> dict[str, list[types.CodeType]]:
+    """Return the code of a file's functions, or of a class's methods without PyTorch's, by name."""
     methods: defaultdict[str, list[types.CodeType]] = defaultdict(list)
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in ("torch", "builtins"):
+    for base in [kind] if isinstance(kind, types.ModuleType) else kind.__mro__:
+        if isinstance(base, type) and base.__module__.partition(".")[0] in ("torch", "builtins"):
             continue
-        for name, member in vars(base).items():
-            function = inspect.unwrap(getattr(member, "fget", member))
+        for name, member in list(vars(base).items()):
+            if isinstance(member, property):
+                member = member.fget
+            elif isinstance(member, functools.cached_property):
+                member = member.func
+            # (of other objects unwrap() may call the user's code)
+            function = inspect.unwrap(member) if isinstance(member, _WRAPPERS) else None
             if isinstance(function, types.FunctionType):
                 methods[name] += _with_inner(function.__code__)
-    todo, seen = ["forward", "__call__"], set[str]()
-    while todo:
-        name = todo.pop()
-        if name not in seen:
-            seen.add(name)
-            yield from methods[name]
-            todo += [used for code in methods[name] for used in code.co_names]
+    return methods
 
 
 def _with_inner(code: types.CodeType) -> list[types.CodeType]:

@@ -58,7 +58,7 @@ from popsim_torch.trace.graph.traced_tensors import (
 from popsim_torch.trace.host_changes import HostChanges, call_on_host
 from popsim_torch.trace.host_data import HostData, makes_tensor_of_data, tensor_of_data
 from popsim_torch.trace.host_reads import warn_of_host_read
-from popsim_torch.trace.in_place import check_memory, is_in_place, masked_write
+from popsim_torch.trace.in_place import changed_tensor, check_memory, is_in_place, masked_write
 from popsim_torch.trace.label_checks import check_labels
 from popsim_torch.trace.list_indices import with_tensor_indices
 from popsim_torch.trace.losses import LOSS_FUNCTIONS
@@ -210,6 +210,7 @@ class FunctionMode(TorchFunctionMode):
                 self._listener.gradients_wanted()
             return func(*args)
         target = args[0] if args else None
+        changed = changed_tensor(name, args, kwargs)
         args, kwargs = tree_map(self._known, (args, kwargs), is_leaf=_is_size)
         if (replacement := selected_call(func, name, args, kwargs)) is not None:
             with self:
@@ -221,6 +222,8 @@ class FunctionMode(TorchFunctionMode):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":
             if name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.data:
+                if all(map(is_host_tensor, args)):
+                    return self._listener.host_changes.call(func, "set_", args, kwargs)
                 return assign_data(self._listener, func, args[0], self._lifted(args[1]))
             if name == "__get__" and is_host_tensor(args[0]):
                 result = self._listener.host_changes.call(func, name, args, kwargs)
@@ -252,7 +255,7 @@ class FunctionMode(TorchFunctionMode):
             self._listener.before_call(func)
             with self:
                 return tensor_of_data(self._listener, func, name, args, kwargs)
-        self._listener.host_changes.notice(name, target, args, kwargs)
+        self._listener.host_changes.notice(name, changed, args, kwargs)
         args = with_tensor_indices(name, args)
         args, kwargs = tree_map(self._lifted, (args, kwargs), is_leaf=_is_size)
         if name == "tensor_split":

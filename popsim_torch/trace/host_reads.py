@@ -23,10 +23,11 @@ from popsim_torch.ops import op_listener
 from popsim_torch.shared_scope import SharedScope
 from popsim_torch.trace.graph.origin import user_line
 
-__all__ = ["noticed_host_reads", "warn_of_host_change", "warn_of_host_read"]
+__all__ = ["LIBRARIES", "noticed_host_reads", "warn_of_host_change", "warn_of_host_read"]
 
-# Reads by these libraries get no warning: they are not the user's code.
-_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "popsim_torch", "numpy"} - {"__main__"})
+LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "popsim_torch", "numpy"} - {"__main__"})
+"""Packages that are not the user's code: their reads get no warning."""
+
 _CLOCKS = tuple(
     f"{name}{unit}"
     for name in ("time", "perf_counter", "monotonic", "process_time", "thread_time")
@@ -155,4 +156,4 @@ def _noticed(function: Callable[..., Any], path: str, name: str) -> Callable[...
 
 def _called_by_user() -> bool:
     caller = sys._getframe(2).f_globals.get("__name__") or ""
-    return caller.partition(".")[0] not in _LIBRARIES
+    return caller.partition(".")[0] not in LIBRARIES

@@ -33,14 +33,16 @@ def is_in_place(name: str) -> bool:
     """Return whether a function of this name changes its first argument."""
     if name.startswith("__"):
         return name == "__setitem__" or (name.startswith("__i") and name not in _NO_CHANGES)
-    return name.endswith("_")
+    return name.partition(".")[0].endswith("_")  # (an operator: "add_.Tensor")
 
 
 def changed_tensor(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the tensor, or the tensors, that a function of this name changes; None if none."""
-    if kwargs.get("out") is None and args and is_in_place(name):
-        return args[0]
-    return kwargs.get("out")
+    if kwargs.get("out") is not None:
+        return kwargs["out"]
+    if not is_in_place(name):
+        return None
+    return args[0] if args else kwargs.get("input", kwargs.get("tensor"))
 
 
 _NO_CHANGES = frozenset({"__index__", "__int__", "__invert__", "__iter__"})

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
-from popsim_torch.trace.attribute_changes import UsedTensors, holds_fake, warn_of_changes
+from popsim_torch.trace.attribute_changes import Place, UsedTensors, warn_of_changes
+from popsim_torch.trace.kept_objects import MOST, global_state, holds_fakes, kept_objects
 from popsim_torch.wrapper_tensors import is_wrapper
+
+_MOST_BYTES = 1 << 16
+"""Larger arrays are data, and are not compared."""
 
 
 class TracedState:
@@ -70,42 +76,60 @@ class TracedState:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of nested lists and dicts, with the same leaves."""
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) is list:
-        return [_copied(item) for item in value]
+    """Return a copy of nested lists and dicts, with the same leaves; of long ones without nests."""
+    if isinstance(value, dict):
+        copy = dict(value)
+        return copy if len(copy) > MOST else {key: _copied(item) for key, item in copy.items()}
+    if isinstance(value, (list, deque)):
+        return list(value) if len(value) > MOST else [_copied(item) for item in value]
     return value
+
+
+def _content(value: Any) -> Any:
+    """Return a copy of a small array of numbers, or of nested lists and dicts."""
+    if isinstance(value, np.ndarray):
+        is_small = value.nbytes <= _MOST_BYTES and value.dtype.kind in "biufc"
+        return value.copy() if is_small else None
+    return _copied(value)
+
+
+def _values(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    return {name: (value, _content(value)) for name, value in list(attributes.items())}
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.partition(".")[0] == "torch"
 
 
 @contextmanager
 def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
-    """Remove traced tensors that forward stored on a module: they end with the trace.
+    """Remove traced tensors that forward stored on a module, or on an object of it.
+
+    They end with the trace.
 
     Args:
         module: The module.
         used: Decides whether the former value of an attribute matters.
     """
-    saved = [
-        (child, {name: (value, _copied(value)) for name, value in vars(child).items()})
-        for child in module.modules()
-    ]
-
+    objects = list(kept_objects(module))
+    known = {id(one) for one, _ in objects}
+    # (a layer of PyTorch is changed by the modules around it)
+    layers = [(one, module if _is_of_torch(one) else one) for one in module.modules()]
+    places = [Place(owner, of, _values(vars(owner))) for owner, of in (*layers, *objects)]
+    files = [Place(file, module, _values(names)) for file, names in global_state(module)]
     try:
         yield
-        then = {
-            child: {name: value for name, (value, _) in before.items()} for child, before in saved
-        }
-        warn_of_changes(module, then, used)
+        warn_of_changes([*places, *files], used)
     finally:
-        for child, before in saved:
-            for name in [name for name, value in vars(child).items() if holds_fake(value)]:
-                if name in before:
-                    value, content = before[name]
+        for place in places:
+            attributes = vars(place.owner)
+            for name in [name for name, one in list(attributes.items()) if holds_fakes(one, known)]:
+                if name in place.before:
+                    value, content = place.before[name]
                     _refill(value, content)
-                    vars(child)[name] = value
+                    attributes[name] = value
                 else:
-                    del vars(child)[name]
+                    del attributes[name]
 
 
 def _warn_of_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
@@ -114,7 +138,7 @@ def _warn_of_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -
         ("parameters", module.named_parameters(), "no optimizer trains them"),
         ("buffers", module.named_buffers(), "each run of it makes them anew"),
     ):
-        new = [name for name, one in found if name not in given and holds_fake(one)]
+        new = [name for name, one in found if name not in given and holds_fakes(one)]
         if new:
             logs.python.warning(
                 "forward registers %s: %s. They end with the recording of the program, and %s. "
@@ -125,11 +149,12 @@ def _warn_of_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -
 
 def _refill(container: Any, content: Any) -> None:
     """Restore the content of a list or dict."""
-    if type(container) is dict:
+    if isinstance(container, dict):
         container.clear()
         container.update(content)
-    elif type(container) is list:
-        container[:] = content
+    elif isinstance(container, (list, deque)):
+        container.clear()
+        container.extend(content)
 
 
 def check_traceable(module: nn.Module, *, needs_values: bool = True) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.proxies import share_node
+from popsim_torch.trace.graph.origin import user_line
 from popsim_torch.trace.graph.traced_tensors import in_transform, is_traced
 
 __all__ = ["assign_data"]
@@ -50,7 +51,11 @@ def assign_data(
         Error: The program cannot express the assignment.
     """
     if not is_traced(target):
-        return setter(target, value)
+        raise Error(
+            f"forward{user_line(' at ')} assigns data of the device to a tensor of the host, of "
+            f"shape {tuple(target.shape)}. Make that tensor a buffer (module.register_buffer), "
+            "which the device changes, or use a new tensor."
+        )
     is_state = tracer.is_state(target)
     if in_transform() or tracer.is_inside_of_body or (is_state and tracer.loop is not None):
         raise Error(

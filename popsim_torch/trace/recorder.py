@@ -66,7 +66,9 @@ class Recorder:
         )
         self._origins = CallOrigins(scopes, stages, location_excludes)
         self._stand_ins = StandIns(result)
-        self.host_changes = HostChanges(self._stand_ins.lasts, self._stand_ins.note_reads)
+        self.host_changes = HostChanges(
+            self._stand_ins.lasts, self._stand_ins.note_reads, self._stand_ins.is_constant
+        )
         self.gradients = Gradients(result, self._origins)
         body_scopes = BodyScopes(self._stand_ins, self._origins)
         self.values = KnownValues(result, body_scopes.constant)

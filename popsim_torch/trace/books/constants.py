@@ -132,6 +132,10 @@ class Constants:
         result: torch.Tensor = traced
         return result
 
+    def has_memory_of(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor in the memory of a host tensor is a constant."""
+        return has_memory(tensor) and tensor.untyped_storage().data_ptr() in self._by_memory
+
     def is_copy(self, traced: torch.Tensor, host: torch.Tensor) -> bool:
         """Return whether a traced tensor is the unchanged data of a host tensor."""
         return any(

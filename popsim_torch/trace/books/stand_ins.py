@@ -130,6 +130,10 @@ class StandIns:
         self._used[id(tensor)] = self._read[id(tensor)] = tensor
         return self._constants.traced(tensor)
 
+    def is_constant(self, tensor: torch.Tensor) -> bool:
+        """Return whether the device has used the memory of a host tensor."""
+        return self._constants.has_memory_of(tensor)
+
     def note_reads(self, tensors: Iterable[torch.Tensor]) -> None:
         """Record that a call on the host gets the values of these tensors."""
         self._read.update((id(one), one) for one in tensors if is_host_tensor(one))

@@ -40,7 +40,44 @@ def added(x):
     return kept
 
 
+def used_and_replaced(x):
+    result = x + COUNTERS[0]
+    COUNTERS[0].copy_(result)
+    COUNTERS[0].mul_(2)
+    return result
+
+
+def used_and_replaced_on_the_host(x):
+    result = x + COUNTERS[0]
+    COUNTERS[0].fill_(COUNTERS[0][0].item() + 1)
+    return result
+
+
+def reset_after_a_read(x):
+    if COUNTERS[0].max() >= 0:
+        COUNTERS[0][0] = COUNTERS[0][0].item() + 1
+    return x
+
+
+def other_data_after_a_read(x):
+    result = x + COUNTERS[0]
+    COUNTERS[0].data = COUNTERS[0] + 1
+    return result
+
+
+def set_item(x):
+    COUNTERS[0][0] = 3
+    COUNTERS[0][1:] = x.sum()
+    return COUNTERS[0][1:]
+
+
+def zeroed_in_part(x):
+    COUNTERS[0][0].zero_()
+    return COUNTERS[0].add_(1)
+
+
 COUNTERS = [torch.zeros(2)]
+EXPONENTS = torch.zeros(2, dtype=torch.int32)
 LOST = {
     "method": lambda x: COUNTERS[0].add_(1),
     "operator": added,
@@ -48,6 +85,18 @@ LOST = {
     "data": lambda x: COUNTERS[0].data.sub_(1),
     "out": lambda x: torch.add(COUNTERS[0], 1, out=COUNTERS[0]),
     "of the device": lambda x: COUNTERS[0].add_(x.sum()),
+    "overwritten": lambda x: COUNTERS[0].copy_(x),
+    "overwritten by out": lambda x: torch.mul(x.detach(), 2, out=COUNTERS[0]),
+    "overwritten by several": lambda x: torch.frexp(x.detach(), out=(COUNTERS[0], EXPONENTS))[0],
+    "random numbers": lambda x: COUNTERS[0].normal_().mul_(2).add_(1),
+    "used, then overwritten": used_and_replaced,
+    "used, then overwritten on the host": used_and_replaced_on_the_host,
+    "read, then set": reset_after_a_read,
+    "by an operator": lambda x: torch.ops.aten.copy_.default(COUNTERS[0], x),
+    "by torch.nn.init": lambda x: nn.init.normal_(COUNTERS[0]),
+    "read, then other data": other_data_after_a_read,
+    "set": set_item,
+    "partly zeroed": zeroed_in_part,
 }
 
 
@@ -93,17 +142,22 @@ def made_of_others(x):
 def overwritten(x):
     COUNTERS[0].zero_()
     COUNTERS[0] += 1
-    return COUNTERS[0].add_(x.sum())
+    return COUNTERS[0] * x.sum()
 
 
-def overwritten_on_the_device(x):
-    return COUNTERS[0].normal_().mul_(2).add_(1)
+def made_and_overwritten(x):
+    table = torch.zeros(2, device="cpu") + COUNTERS[0]
+    table.copy_(x)
+    torch.add(table, x, out=table)
+    return table
 
 
-def set_item(x):
-    COUNTERS[0][0] = 3
-    COUNTERS[0][1:] = x.sum()
-    return COUNTERS[0]
+def read_and_set_to_the_same(x):
+    COUNTERS[0].fill_(2)
+    result = x + COUNTERS[0]
+    COUNTERS[0].fill_(2)
+    COUNTERS[0][1] = 2
+    return result
 
 
 KEPT = {
@@ -113,8 +167,9 @@ KEPT = {
     "made of numbers": lambda x: torch.Tensor([1.0, 2.0]).add_(1),
     "made by a legacy constructor": lambda x: torch.FloatTensor(3).fill_(1).add_(1),
     "overwritten": overwritten,
-    "overwritten on the device": overwritten_on_the_device,
-    "set": set_item,
+    "made, then overwritten": made_and_overwritten,
+    "set": lambda x: COUNTERS[0].__setitem__(0, 3) or COUNTERS[0],
+    "set to the same": read_and_set_to_the_same,
     "an operand": lambda x: x.clone().add_(COUNTERS[0]),
 }
 
@@ -161,3 +216,35 @@ def test_outside_of_loops_changes_happen_in_each_call_and_nothing_is_told(caplog
 
     assert [run(torch.zeros(())).item() for _ in range(3)] == [1, 2, 3]
     assert told(caplog) == []
+
+
+class Scratch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.memory = torch.zeros(2)
+
+    def forward(self, x):
+        torch.add(x, 1, out=self.memory)
+        self.memory[0] = x[1]
+        return self.memory * 2
+
+
+def test_scratch_memory_has_the_values_of_eager_pytorch_in_forward_alone(caplog):
+    scratch, eager = Scratch(), Scratch()
+    model = poptorch.inferenceModel(scratch)
+    for x in torch.tensor([[1.0, 2.0], [3.0, 4.0]]):
+        assert torch.equal(model(x), eager(x))
+    assert torch.equal(scratch.memory, torch.zeros(2))
+    (text,) = told(caplog)
+    assert "the tensor itself does not change" in text
+
+
+def test_data_of_the_device_in_a_tensor_of_the_host_are_refused():
+    class Model(Scratch):
+        def forward(self, x):
+            self.memory.data = x * 1
+            return self.memory + x
+
+    model = poptorch.inferenceModel(Model())
+    with pytest.raises(poptorch.Error, match=rf"{__file__}.* data of the device .*register_buffer"):
+        model(torch.ones(2))
