@@ -13,7 +13,7 @@ from torch import nn
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
-from popsim_torch.private_torch.module_parts import own_buffers, own_parameters
+from popsim_torch.private_torch.module_parts import own_buffers, own_modules, own_parameters
 from popsim_torch.trace.attribute_changes import Place, UsedTensors, warn_of_changes
 from popsim_torch.trace.kept_objects import MOST, global_state, holds_fakes, kept_objects
 from popsim_torch.wrapper_tensors import is_wrapper
@@ -117,10 +117,15 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
     layers = [(one, module if _is_of_torch(one) else one) for one in module.modules()]
     places = [Place(owner, of, _values(vars(owner))) for owner, of in (*layers, *objects)]
     files = [Place(file, module, _values(names)) for file, names in global_state(module)]
+    children = [(one, dict(own_modules(one))) for one in module.modules()]
     try:
         yield
         warn_of_changes([*places, *files], used)
     finally:
+        for (one, layers_before), place in zip(children, places, strict=False):
+            for name in _without_new_layers(one, layers_before):
+                if name in place.before:  # (None, before there was a layer)
+                    vars(one)[name] = place.before[name][0]
         for place in places:
             attributes = vars(place.owner)
             for name in [name for name, one in list(attributes.items()) if holds_fakes(one, known)]:
@@ -132,19 +137,34 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
                     del attributes[name]
 
 
-def _warn_of_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
-    """Warn of parameters and buffers that forward registers."""
-    for kind, found, effect in (
-        ("parameters", module.named_parameters(), "no optimizer trains them"),
-        ("buffers", module.named_buffers(), "each run of it makes them anew"),
-    ):
-        new = [name for name, one in found if name not in given and holds_fakes(one)]
-        if new:
-            logs.python.warning(
-                "forward registers %s: %s. They end with the recording of the program, and %s. "
-                "Register %s before the model is compiled.",
-                *(kind, ", ".join(new), effect, kind),
-            )
+def _check_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
+    """Refuse parameters that forward registers, and warn of buffers."""
+    new = [
+        [name for name, one in found if name not in given and holds_fakes(one)]
+        for found in (module.named_parameters(), module.named_buffers())
+    ]
+    if new[0]:
+        raise Error(
+            f"forward makes parameters: {', '.join(new[0])}. Each run of the program would make "
+            "them anew, with other random numbers, and no optimizer trains them. Make layers and "
+            "parameters in __init__, or call the model once in eager PyTorch before it is compiled."
+        )
+    if new[1]:
+        logs.python.warning(
+            "forward registers buffers: %s. They end with the recording of the program, and each "
+            "run of it makes them anew. Register buffers before the model is compiled.",
+            ", ".join(new[1]),
+        )
+
+
+def _without_new_layers(module: nn.Module, before: Mapping[str, nn.Module | None]) -> Iterator[str]:
+    """Remove the layers with traced tensors that forward has given a module; yield their names."""
+    for name, layer in list(own_modules(module).items()):
+        if layer is None or before.get(name) is layer:
+            continue
+        if any(map(holds_fakes, (*layer.parameters(), *layer.buffers()))):
+            del own_modules(module)[name]
+            yield name
 
 
 def _refill(container: Any, content: Any) -> None:
@@ -212,7 +232,7 @@ def check_not_reassigned(module: nn.Module, given: Mapping[str, torch.Tensor]) -
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    _warn_of_new_tensors(module, given)
+    _check_new_tensors(module, given)
     for name, tensor in given.items():
         kind = "Parameter" if isinstance(tensor, nn.Parameter) else "Buffer"
         if name not in now:

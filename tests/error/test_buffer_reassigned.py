@@ -105,3 +105,45 @@ def test_batch_norm_is_exempt(h):
     torch.testing.assert_close(net.norm.running_mean, twin.norm.running_mean)
     torch.testing.assert_close(net.norm.running_var, twin.norm.running_var)
     assert net.norm.num_batches_tracked == 0
+
+
+def made_as_an_attribute(self, x):
+    if getattr(self, "late", None) is None:
+        self.late = torch.nn.Linear(4, 3)
+    return self.late(x)
+
+
+def made_in_a_dict(self, x):
+    self.fc.extra = torch.nn.ModuleDict({"late": torch.nn.Linear(4, 3)})
+    return self.fc.extra["late"](x)
+
+
+def made_as_a_parameter(self, x):
+    self.late = torch.nn.Parameter(torch.zeros(4))
+    return self.fc(x + self.late)
+
+
+@pytest.mark.parametrize("mistake", [made_as_an_attribute, made_in_a_dict, made_as_a_parameter])
+def test_layers_that_forward_makes(refused, mistake):
+    error = refused(mistake, poptorch.Error, "forward makes parameters: .*late")
+    assert "in __init__" in str(error)
+
+
+def test_a_layer_that_an_eager_call_has_made():
+    class Late(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.late = None
+
+        def forward(self, x):
+            if self.late is None:
+                self.late = torch.nn.Linear(x.shape[-1], 3)
+            return self.late(x)
+
+    net, x = Late(), torch.ones(2, 4)
+    with pytest.raises(poptorch.Error, match="forward makes parameters"):
+        poptorch.inferenceModel(net)(x)
+    assert net.late is None
+    assert not dict(net.named_parameters())
+    expected = net(x).detach()
+    torch.testing.assert_close(poptorch.inferenceModel(net)(x), expected)
