@@ -25,10 +25,9 @@ from popsim_torch.optim.step_source import (
     StepSource,
     changes_step,
     has_step_hooks,
-    is_initialised,
     needs_closure,
-    replaced_step,
 )
+from popsim_torch.optim.usable import check_usable
 
 __all__ = [
     "AttributeRecord",
@@ -235,8 +234,7 @@ def read_optimizer(
             f"Unsupported optimizer type {type(optimizer).__name__}: pass an object of a class "
             "that is derived from torch.optim.Optimizer."
         )
-    _check_initialised(optimizer)
-    _check_step_of_class(optimizer)
+    check_usable(optimizer)
     rule = _read_rule(optimizer)
     if not rule.traced:
         _warn_of_subclass(optimizer, rule.type_name)
@@ -384,39 +382,6 @@ def is_traced(optimizer: torch.optim.Optimizer) -> bool:
 def _switches(optimizer: torch.optim.Optimizer, name: str) -> set[bool]:
     """Return the truth values that groups have for a name."""
     return {bool(group.get(name)) for group in optimizer.param_groups}
-
-
-def _check_initialised(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose class does not call the initialisation of PyTorch's.
-
-    (A wrapper of another optimizer, which seldom does, is refused for that later.)
-
-    Raises:
-        AssertionError: It is one of them.
-    """
-    inner = any(isinstance(one, torch.optim.Optimizer) for one in vars(optimizer).values())
-    if not inner and not is_initialised(optimizer):
-        name = type(optimizer).__name__
-        raise UsageAssertionError(
-            f"Unsupported optimizer {name}: it has no state and no defaults yet. "
-            f"{name}.__init__ has to call super().__init__(parameters, defaults)."
-        )
-
-
-def _check_step_of_class(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer whose step has been replaced; the device does what its class does.
-
-    Raises:
-        AssertionError: It is one of them.
-    """
-    place = replaced_step(optimizer)
-    if place:
-        name = type(optimizer).__name__
-        raise UsageAssertionError(
-            f"The step of this {name} has been replaced (optimizer.step = ..., by the function at "
-            f"{place}). The device does what the step of the class does: derive a class from "
-            f"{name} and define step there, or add a hook with optimizer.register_step_pre_hook."
-        )
 
 
 def _warn_of_dampening(optimizer: torch.optim.Optimizer) -> None:

@@ -69,3 +69,11 @@ def test_parameters_of_another_model(h):
         model(*h.good_batch())
     model.setOptimizer(poptorch.optim.SGD(net.parameters(), lr=0.125))
     h.check_training(model)
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_twice(h):
+    net = h.Net()
+    optimizer = torch.optim.SGD([net.fc.weight, net.fc.weight], lr=0.1)
+    with pytest.raises(poptorch.Error, match="SGD has a parameter more than once"):
+        poptorch.trainingModel(net, h.make_options(), optimizer)
