@@ -158,8 +158,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 def _advice(names: Sequence[str], traced: TraceResult) -> str:
     """Return what to do about parameters and buffers, or one of them and a host tensor."""
     if len(names) == 1:
-        last = names[0].rpartition(".")[2]
-        return f"Make the view in forward, for example self.{last}.t() or self.{last}[0]."
+        return f"Make the view in forward, for example self.{names[0]}.t() or self.{names[0]}[0]."
     if all(name in traced.parameters for name in names):
         return (
             "Assign the same nn.Parameter object to both modules, and transpose or slice it in "

@@ -239,10 +239,12 @@ class StepRuns:
             known = float(value) if self.knows_first and given.is_first else None
             return StepNumber(tensor, known, choices, whole=type(value) is int)
 
-        def of_state(tensor: torch.Tensor, kind: str) -> StepNumber | StepTruth:
+        def of_state(
+            tensor: torch.Tensor, kind: str, known: float | None = None
+        ) -> StepNumber | StepTruth:
             if kind == "bool":
-                return StepTruth(tensor != 0, None, choices)
-            return StepNumber(tensor.clone(), None, choices, whole=kind == "int")
+                return StepTruth(tensor != 0, None if known is None else bool(known), choices)
+            return StepNumber(tensor.clone(), known, choices, whole=kind == "int")
 
         weights = [tensor.clone() for tensor in given.weights]
         for weight, gradient in zip(weights, given.gradients, strict=True):
@@ -261,7 +263,8 @@ class StepRuns:
             if given.is_first and cell.key in self.added:
                 continue
             tensor = given.moving[cell.key]
-            value = of_state(tensor, cell.number) if cell.is_number else tensor.clone()
+            begins = cell.initial if self.knows_first and given.is_first else None
+            value = of_state(tensor, cell.number, begins) if cell.is_number else tensor.clone()
             if cell.owner == "group":
                 hyper[cell.path[0], cell.path[1]] = value
             else:

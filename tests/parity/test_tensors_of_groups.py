@@ -49,6 +49,26 @@ class Means(torch.optim.Optimizer):
             p.div_(1 + group["mean"] * group["lr"])
 
 
+class SetUp(torch.optim.Optimizer):
+    """Makes its tensors in the first step, and a truth value of the group says that it has."""
+
+    def __init__(self, parameters, lr=0.01):
+        super().__init__(parameters, {"lr": lr, "setup": False})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            if not group["setup"]:
+                group["setup"] = True
+                group["step"] = torch.tensor(0, dtype=torch.int32)
+                for p in group["params"]:
+                    self.state[p]["mean"] = torch.zeros_like(p)
+            group["step"].add_(1)
+            for p in group["params"]:
+                mean = self.state[p]["mean"].mul_(0.9).add_(p.grad)
+                p.sub_(group["lr"] * mean / (1 - 0.9 ** group["step"]))
+
+
 def entries(optimizer):
     return [
         {key: value for key, value in group.items() if key != "params"}
@@ -64,7 +84,7 @@ def assert_same_groups(pair):
             torch.testing.assert_close(own[key], value, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("make", [Distances, Means])
+@pytest.mark.parametrize("make", [Distances, Means, SetUp])
 def test_values_and_what_the_host_sees(make):
     pair = Pair(make)
     pair.step(0, 4)
