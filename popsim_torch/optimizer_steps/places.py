@@ -61,7 +61,7 @@ def find_places(
     """
     source = settings.source
     assert source is not None
-    if source.kind.__module__.startswith("torch.optim."):
+    if not slots or source.kind.__module__.startswith("torch.optim."):
         return Places()
     every = []
     for index, group in enumerate(settings.groups):
@@ -101,6 +101,7 @@ class _Trials:
         self._draws = False
         self._reads_names = False
         self._changes_others = False
+        self._largest: int | None = _LARGEST
 
     def places(self) -> Places:
         trained = [i for i, one in enumerate(self._members) if one.trains]
@@ -108,6 +109,9 @@ class _Trials:
         with torch.random.fork_rng(devices=[]), DisableTorchFunction(), torch.enable_grad():
             for scale, shift in ((1.0, 0.0), (0.75, 0.0625)):
                 whole = self._steps(range(len(self._members)), scale, shift)
+                if whole is None and self._largest is not None:  # (it may need the real shapes)
+                    self._largest = None
+                    whole = self._steps(range(len(self._members)), scale, shift)
                 if self._changes_others:
                     raise self._refused_changes()
                 if whole is None or self._draws:
@@ -145,14 +149,14 @@ class _Trials:
         self, chosen: Sequence[int], scale: float, shift: float
     ) -> dict[int, torch.Tensor]:
         members = [self._members[i] for i in chosen]
-        weights = [nn.Parameter(_small(one.parameter), one.trains) for one in members]
+        weights = [nn.Parameter(self._part(one.parameter), one.trains) for one in members]
         for weight, one in zip(weights, members, strict=True):
             vars(weight).update(one.slot.attributes)
         states: defaultdict[torch.Tensor, dict[str, Any]] = defaultdict(dict)
         for weight, one in zip(weights, members, strict=True):
             known = self._source.states.get(id(one.parameter))
             if known:
-                states[weight] = _small_state(known, one.parameter)
+                states[weight] = self._part_of_state(known, one.parameter)
         values: dict[tuple[int, Path], Any] = {
             path: one.clone() for path, one in self._source.group_tensors().items()
         }
@@ -183,10 +187,23 @@ class _Trials:
             for group in optimizer.param_groups
         )
         for weight, one in zip(weights, members, strict=True):
-            if not one.trains and not torch.equal(weight.detach(), _small(one.parameter)):
+            if not one.trains and not torch.equal(weight.detach(), self._part(one.parameter)):
                 self._changes_others = True
         pairs = zip(chosen, weights, strict=True)
         return {i: weight.detach() for i, weight in pairs if self._members[i].trains}
+
+    def _part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a few elements of a tensor."""
+        with torch.no_grad():
+            return tensor[tuple(slice(0, self._largest) for _ in tensor.shape)].clone()
+
+    def _part_of_state(self, state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+        def copied(_: Path, leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            return self._part(leaf) if leaf.shape == parameter.shape else leaf.clone()
+
+        return dict(mapped(dict(state), copied))
 
     def _other_numbers(self, scale: float, shift: float) -> dict[tuple[int, Path], float]:
         """Return other fractional numbers of groups: the present ones may hide a difference."""
@@ -220,18 +237,3 @@ def _agree(some: Mapping[int, torch.Tensor], others: Mapping[int, torch.Tensor])
         torch.allclose(some[i], others[i], rtol=0, atol=0, equal_nan=True)
         for i in some.keys() & others.keys()
     )
-
-
-def _small(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of a few elements of a tensor."""
-    with torch.no_grad():
-        return tensor[tuple(slice(0, _LARGEST) for _ in tensor.shape)].clone()
-
-
-def _small_state(state: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
-    def copied(_: Path, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        return _small(leaf) if leaf.shape == parameter.shape else leaf.clone()
-
-    return dict(mapped(dict(state), copied))

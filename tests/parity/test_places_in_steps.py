@@ -105,6 +105,11 @@ def test_places_of_groups(name):
     check(optimizer_with(GROUPS[name]), in_two_groups)
 
 
+def test_a_step_that_needs_the_real_shapes():
+    factors = {(4, 3): 1.0, (4,): 0.5, (2, 4): 2.0, (2,): 0.25}
+    check(optimizer_with(lambda self, g, i, p: (i + 1) * factors[tuple(p.shape)]))
+
+
 def test_a_hyper_parameter_that_hides_the_place():
     kind = optimizer_with(lambda self, g, i, p: self.param_groups[g]["decay"] ** i, decay=1.0)
     eager, net = Net(), Net()
