@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.devices import device_constructors
@@ -27,6 +28,7 @@ from popsim_torch.private_torch.operators import (
     cond_op,
     custom_function_call,
 )
+from popsim_torch.private_torch.tensors import asks_for_gradient
 from popsim_torch.private_torch.trees import tree_leaves, tree_map
 from popsim_torch.trace.autocast import as_autocast
 from popsim_torch.trace.back_end_choices import replacements
@@ -70,6 +72,7 @@ from popsim_torch.trace.packed import packing_call
 from popsim_torch.trace.python_bools import without_bools
 from popsim_torch.trace.recurrent import RECURRENT_FUNCTIONS, recurrent_call
 from popsim_torch.trace.refused_kinds import check_kinds
+from popsim_torch.trace.reshaped_views import ReshapedViews
 from popsim_torch.trace.result_types import check_result_type
 from popsim_torch.trace.selected import Selected, is_usual, selecting_call
 from popsim_torch.trace.selected_calls import selected_call
@@ -183,6 +186,7 @@ class FunctionMode(TorchFunctionMode):
         self._training = training
         self._replacements = replacements(back_end)
         self._strided_reads = StridedReads()
+        self._reshaped_views = ReshapedViews()
 
     def __torch_function__(
         self,
@@ -243,6 +247,8 @@ class FunctionMode(TorchFunctionMode):
             return self._to_host(func, name, args, kwargs)
         if name == "register_hook":
             hooks = [*args[1:], *kwargs.values()]
+            if not args[0].requires_grad and asks_for_gradient(args[0]):
+                return RemovableHandle({})  # (no gradient comes in inference)
             if len(hooks) == 1 and callable(hooks[0]):
                 handle = func(args[0], self._listener.hook(hooks[0], args[0]))
                 self._listener.hook_added(args[0])
@@ -354,6 +360,7 @@ class FunctionMode(TorchFunctionMode):
         check_masks(func, name, args, kwargs)
         check_slice(func, args, kwargs)
         self._strided_reads.check(func, name, args, kwargs)
+        self._reshaped_views.check(name, args, kwargs)
         check_kinds(func, name, args, kwargs)
         args, kwargs = without_bools(func, name, args, kwargs)
         body: Any = TRACEABLE.get(func, func)

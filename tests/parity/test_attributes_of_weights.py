@@ -22,7 +22,14 @@ def asks_for_gradients(net, x):
     return net.fc(x) * sum(1 for p in net.parameters() if p.requires_grad)
 
 
+def with_a_hook(net, x):
+    if net.fc.weight.requires_grad:
+        net.fc.weight.register_hook(lambda gradient: 2 * gradient).remove()
+    return net.fc(x)
+
+
 FUNCTIONS = {
+    "a hook of a weight": with_a_hook,
     "a tensor": lambda net, x: net.fc(x) * net.fc.bias.mask,
     "a number": decayed,
     "of a buffer": of_a_buffer,

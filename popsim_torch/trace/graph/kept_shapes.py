@@ -18,9 +18,9 @@ from popsim_torch.trace.graph.functionalise import is_mutating, unchanged
 from popsim_torch.trace.graph.origin import origin_of
 from popsim_torch.trace.graph.traced_tensors import find_node, traced_tensors
 
-__all__ = ["check_shapes_outside", "shapes_kept"]
+__all__ = ["CHANGES_SHAPE", "check_shapes_outside", "shapes_kept"]
 
-_CHANGES_SHAPE = frozenset(
+CHANGES_SHAPE = frozenset(
     {
         *("as_strided_", "resize_", "resize_as_", "squeeze_", "swapaxes_", "swapdims_", "t_"),
         *("transpose_", "unsqueeze_"),
@@ -75,7 +75,7 @@ def check_shapes_outside(last: torch.fx.Node) -> None:
 
 def _change(node: torch.fx.Node) -> torch.fx.Node:
     """Return the last node that has changed the shape of a tensor."""
-    while opname(node.target) not in _CHANGES_SHAPE and is_mutating(node):
+    while opname(node.target) not in CHANGES_SHAPE and is_mutating(node):
         previous = node.args[0]
         if not isinstance(previous, torch.fx.Node):
             break

@@ -166,10 +166,6 @@ def register(module, x):
     module.register_buffer("late", x.mean(0))
 
 
-def make(module, x):
-    module.made = nn.Parameter(torch.ones(4))
-
-
 def delay(module, x):
     module.late, module.average = module.average, x.mean(0)
 
@@ -331,7 +327,6 @@ MADE_ANEW = [Shown, Cached, Larger, Anew, Same]
         (count, "changes the attribute 'steps' from 0 to 1"),
         (average, "assigns a tensor to the attribute 'average'"),
         (register, "registers buffers: late"),
-        (make, "registers parameters: made. They end with the recording of the program, and no"),
         (delay, "assigns a tensor to the attribute 'average'"),
         (anew, None),
         (move, None),
