@@ -8,6 +8,7 @@ of the gradient of every differentiable result.
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -248,7 +249,7 @@ class FunctionMode(TorchFunctionMode):
         if name == "register_hook":
             hooks = [*args[1:], *kwargs.values()]
             if not args[0].requires_grad and asks_for_gradient(args[0]):
-                return RemovableHandle({})  # (no gradient comes in inference)
+                return RemovableHandle(OrderedDict())  # (no gradient comes in inference)
             if len(hooks) == 1 and callable(hooks[0]):
                 handle = func(args[0], self._listener.hook(hooks[0], args[0]))
                 self._listener.hook_added(args[0])
