@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import os
 import weakref
@@ -87,14 +88,20 @@ def replaced_step(optimizer: torch.optim.Optimizer) -> str:
 
     Schedulers do so, too, and only note that it is called.
     """
-    step = vars(optimizer).get("step")
-    function: Any = getattr(step, "__func__", step)
+    function: Any = vars(optimizer).get("step")
     own = inspect.unwrap(type(optimizer).step)
-    while function is not None and function is not own:
+    while function is not None:
+        if isinstance(function, functools.partial):
+            function = function.func
+        function = getattr(function, "__func__", function)
+        if function is own:
+            return ""
         code = getattr(function, "__code__", None)
         if code is not None and not code.co_filename.startswith(_TORCH):
-            return f"{code.co_filename}:{code.co_firstlineno}"
-        function = getattr(function, "__wrapped__", None)
+            return f"the function at {code.co_filename}:{code.co_firstlineno}"
+        outer, function = function, getattr(function, "__wrapped__", None)
+        if function is None:
+            return f"a {type(outer).__name__}"
     return ""
 
 

@@ -52,9 +52,9 @@ def _check_step_of_class(optimizer: torch.optim.Optimizer) -> None:
     if place:
         name = type(optimizer).__name__
         raise UsageAssertionError(
-            f"The step of this {name} has been replaced (optimizer.step = ..., by the function at "
-            f"{place}). The device does what the step of the class does: derive a class from "
-            f"{name} and define step there, or add a hook with optimizer.register_step_pre_hook."
+            f"The step of this {name} has been replaced (optimizer.step = ..., by {place}). "
+            f"The device does what the step of the class does: derive a class from {name} and "
+            "define step there, or add a hook with optimizer.register_step_pre_hook."
         )
 
 

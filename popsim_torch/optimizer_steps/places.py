@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from popsim_torch.errors import Error
 from popsim_torch.optim.nested import Path, leaves, mapped
@@ -98,33 +99,43 @@ class _Trials:
     def __init__(self, source: StepSource, members: Sequence[_Member]) -> None:
         self._source = source
         self._members = members
-        self._draws = False
         self._reads_names = False
         self._changes_others = False
         self._largest: int | None = _LARGEST
 
     def places(self) -> Places:
-        trained = [i for i, one in enumerate(self._members) if one.trains]
-        count = False
-        with torch.random.fork_rng(devices=[]), DisableTorchFunction(), torch.enable_grad():
-            for scale, shift in ((1.0, 0.0), (0.75, 0.0625)):
-                whole = self._steps(range(len(self._members)), scale, shift)
-                if whole is None and self._largest is not None:  # (it may need the real shapes)
-                    self._largest = None
-                    whole = self._steps(range(len(self._members)), scale, shift)
-                if self._changes_others:
-                    raise self._refused_changes()
-                if whole is None or self._draws:
-                    break
-                if len(trained) < len(self._members):
-                    those = self._steps(trained, scale, shift)
-                    if those is not None and not _agree(whole, those):
-                        raise self._refused()
-                step = -(-len(trained) // _MOST_ALONE)
-                alone = [trained[0], *trained[1::step], trained[-1]]
-                found = [self._steps([i], scale, shift) for i in dict.fromkeys(alone)]
-                count |= any(one is not None and not _agree(whole, one) for one in found)
+        with torch.random.fork_rng(devices=[]), _SameDraws(), torch.enable_grad():
+            # (the present numbers may hide a difference)
+            count = any([self._count(*numbers) for numbers in ((1.0, 0.0), (0.75, 0.0625))])
         return Places(count or self._reads_names, self._reads_names)
+
+    def _count(self, scale: float, shift: float) -> bool:
+        """Return whether the update of a parameter depends on the others; true if in doubt."""
+        every = range(len(self._members))
+        trained = [i for i in every if self._members[i].trains]
+        whole = self._steps(every, scale, shift)
+        if whole is None and self._largest is not None:  # (it may need the real shapes)
+            self._largest = None
+            whole = self._steps(every, scale, shift)
+        if self._changes_others:
+            raise self._refused(
+                "changes parameters without a gradient (their grad is None)",
+                "skip those whose grad is None, or leave",
+            )
+        if whole is None:
+            return True
+        if len(trained) < len(self._members):
+            those = self._steps(trained, scale, shift)
+            if those is not None and not _agree(whole, those):
+                raise self._refused(
+                    "updates a parameter by its place among others or by their number (enumerate, "
+                    "len, zip)",
+                    "leave",
+                )
+        step = -(-len(trained) // _MOST_ALONE)
+        alone = [trained[0], *trained[1::step], trained[-1]]
+        found = [self._steps([i], scale, shift) for i in dict.fromkeys(alone)]
+        return any(one is None or not _agree(whole, one) for one in found)
 
     def _steps(
         self, chosen: Iterable[int], scale: float, shift: float
@@ -136,14 +147,10 @@ class _Trials:
             scale: The fractional numbers of groups are multiplied by it ...
             shift: ... and this is added.
         """
-        torch.manual_seed(0)
-        before = torch.get_rng_state()
         try:
-            weights = self._weights_of(list(chosen), scale, shift)
+            return self._weights_of(list(chosen), scale, shift)
         except Exception:  # (the step may fail here, and say why while it is traced)
             return None
-        self._draws |= not torch.equal(before, torch.get_rng_state())
-        return weights
 
     def _weights_of(
         self, chosen: Sequence[int], scale: float, shift: float
@@ -214,21 +221,23 @@ class _Trials:
             if type(leaf) is float
         }
 
-    def _refused_changes(self) -> Error:
+    def _refused(self, what: str, advice: str) -> Error:
         kind = self._source.kind.__name__
         return Error(
-            f"The step of {kind} changes parameters without a gradient (their grad is None), and "
-            "some of its parameters are not trained. On the device, a step has the trained "
-            f"parameters only: leave the others out of {kind}, or skip those whose grad is None."
+            f"The step of {kind} {what}, and some of its parameters are not trained. On the "
+            f"device, a step has the trained parameters only: {advice} the others out of {kind}."
         )
 
-    def _refused(self) -> Error:
-        kind = self._source.kind.__name__
-        return Error(
-            f"The step of {kind} updates a parameter by its place among others or by their number "
-            "(enumerate, len, zip), and some of those are not trained. On the device, groups have "
-            f"the trained parameters only: leave the others out of {kind}."
-        )
+
+class _SameDraws(TorchFunctionMode):
+    """Makes every call draw the same random numbers, because their order depends on the members."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        with DisableTorchFunction():
+            torch.default_generator.manual_seed(0)
+            return func(*args, **(kwargs or {}))
 
 
 def _agree(some: Mapping[int, torch.Tensor], others: Mapping[int, torch.Tensor]) -> bool:

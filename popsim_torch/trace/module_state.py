@@ -221,8 +221,7 @@ def with_attributes(traced: torch.Tensor, host: torch.Tensor) -> torch.Tensor:
         host: The parameter or buffer.
     """
     for name, value in vars(host).items():
-        if not name.startswith("_"):
-            vars(traced).setdefault(name, value)
+        vars(traced).setdefault(name, value)
     return traced
 
 

@@ -31,6 +31,7 @@ def with_a_hook(net, x):
 FUNCTIONS = {
     "a hook of a weight": with_a_hook,
     "a tensor": lambda net, x: net.fc(x) * net.fc.bias.mask,
+    "of a private name": lambda net, x: net.fc(x) * net.fc.bias._scale,
     "a number": decayed,
     "of a buffer": of_a_buffer,
     "requires_grad": asks_for_gradients,
@@ -49,6 +50,7 @@ def attributes(monkeypatch):
             super().__init__(function, training)
             self.fc.weight.decays = True
             self.fc.bias.mask = MASK
+            self.fc.bias._scale = 0.5
             self.sizes.unit = "m"
 
         def __deepcopy__(self, memo):

@@ -3,6 +3,7 @@
 import functools
 import numbers
 import types
+from unittest import mock
 
 import pytest
 import torch
@@ -85,6 +86,8 @@ PLACES = {
     "size of all": lambda self, g, i, p: p.numel() / sum(q.numel() for q in params(self, g)),
     "largest": lambda self, g, i, p: 2 if p is max(params(self, g), key=torch.numel) else 1,
     "turns": lambda self, g, i, p: 2 if i % 2 == 1 else 1,
+    "beside random numbers": lambda self, g, i, p: i + 1 + 0 * torch.rand(()),
+    "no single parameter": lambda self, g, i, p: 1 / (len(params(self, g)) - 1),
 }
 GROUPS = {
     "place of the group": lambda self, g, i, p: g + 1,
@@ -249,6 +252,47 @@ def test_a_replaced_step_is_refused(make):
     net = Net()
     with pytest.raises(poptorch.Error, match=f"has been replaced.*{__file__}:.*derive a class"):
         poptorch.trainingModel(net, quiet_options(), make(net))
+
+
+class Skips:
+    """An object in place of a step."""
+
+    def __call__(self, closure=None):
+        return None
+
+
+def of_another_class(optimizer):
+    return types.MethodType(torch.optim.Adam.step, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("step", "what"),
+    [
+        (lambda optimizer: Skips(), "by a Skips"),
+        (lambda optimizer: functools.partial(Skips()), "by a Skips"),
+        (lambda optimizer: mock.Mock(), "by a Mock"),
+        (of_another_class, "by a function"),
+    ],
+)
+def test_a_step_replaced_by_an_object_is_refused(step, what):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.step = step(optimizer)
+    with pytest.raises(poptorch.Error, match=f"has been replaced .*{what}.*derive a class"):
+        poptorch.trainingModel(net, quiet_options(), optimizer)
+
+
+@pytest.mark.parametrize(
+    "step",
+    [lambda step: step, functools.partial, lambda step: torch.compile(step, backend="eager")],
+)
+def test_the_step_of_the_class_as_an_attribute(step):
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.step = step(optimizer.step)
+    before = net.a.weight.detach().clone()
+    poptorch.trainingModel(net, quiet_options(), optimizer)(X[0])
+    assert not torch.equal(net.a.weight, before)
 
 
 def test_a_scheduler_in_the_optimizer_is_refused():
