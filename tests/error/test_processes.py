@@ -134,7 +134,14 @@ def lose_one(how: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("how", "size"), [("die", 2), ("die", 3), ("raise", 2), ("hang", 3), ("end", 2)]
+    ("how", "size"),
+    [
+        ("die", 2),
+        ("raise", 2),
+        pytest.param("die", 3, marks=pytest.mark.slow),
+        pytest.param("hang", 3, marks=pytest.mark.slow),
+        pytest.param("end", 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_that_does_not_go_on(how, size, tmp_path):
     ranks = run_ranks(lose_one, size, tmp_path, dies=True, how=how)

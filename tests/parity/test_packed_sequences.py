@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import popsim_torch as poptorch
+from tests.sweeps import one_by_one
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 FORMS = {
@@ -62,11 +63,9 @@ def check(net, x):
     return model
 
 
-@pytest.mark.parametrize("with_states", [False, True], ids=["zeros", "states"])
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "form", "with_states"), one_by_one(KINDS, FORMS, [False, True]))
 def test_values_and_gradients(kind, form, with_states):
-    lengths, enforce_sorted, options = form
+    lengths, enforce_sorted, options = FORMS[form]
     net = Packing(kind, lengths, enforce_sorted, with_states=with_states, **options)
     x = torch.randn(4, 6, 3) if net.rnn.batch_first else torch.randn(6, 4, 3)
     model = check(net, x)

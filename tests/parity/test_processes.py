@@ -200,7 +200,9 @@ def train_replicas(replicas: int) -> Any:
     return {"weights": dict(model.state_dict()), "state": state, "rng": training.rng_state}
 
 
-@pytest.mark.parametrize(("processes", "replicas"), [(2, 2), (4, 1)])
+@pytest.mark.parametrize(
+    ("processes", "replicas"), [(2, 2), pytest.param(4, 1, marks=pytest.mark.slow)]
+)
 def test_replicas_in_processes_have_the_bits_of_replicas_in_one(processes, replicas, tmp_path):
     one = train_replicas(4)
     ranks = run_ranks(train_replicas, processes, tmp_path, replicas=replicas)

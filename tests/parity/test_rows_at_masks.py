@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import popsim_torch as poptorch
+from tests.sweeps import one_by_one
 
 ROWS = {}
 
@@ -274,9 +275,9 @@ class WithLoss(Net):
         return self.function(self, self.weight * x, choice > 0, labels)
 
 
-@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
-@pytest.mark.parametrize("function", LOSSES.values(), ids=LOSSES)
-def test_a_loss(function, choice):
+@pytest.mark.parametrize(("name", "chosen"), one_by_one(LOSSES, CHOICES))
+def test_a_loss(name, chosen):
+    function, choice = LOSSES[name], CHOICES[chosen]
     if function is margins and not choice.any():
         pytest.skip("eager PyTorch returns memory that it has not written")
     torch.manual_seed(4)

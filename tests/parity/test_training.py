@@ -13,6 +13,7 @@ from popsim_torch.enums import OutputMode, ReductionType
 from tests.parity.compare import EagerTrainer, Loop, Pair, assert_close, quiet_options
 from tests.parity.models import CASES
 from tests.parity.tolerances import TRAINED
+from tests.sweeps import one_by_one
 
 UPDATES = 10
 BATCH = 4
@@ -44,10 +45,11 @@ def num_calls(loop: Loop) -> int:
     return -(-UPDATES // loop.device_iterations)
 
 
-@pytest.mark.parametrize("loop", LOOPS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["float32", "float16"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_ten_updates(case, dtype, loop):
+@pytest.mark.parametrize(
+    ("name", "dtype", "loop"), one_by_one(CASES, [torch.float32, torch.float16], LOOPS)
+)
+def test_ten_updates(name, dtype, loop):
+    case = CASES[name]
     pair = make_pair(case, dtype, loop)
     for _ in range(num_calls(loop)):
         pair.step(*make_inputs(case, dtype, loop))

@@ -83,13 +83,8 @@ def test_flags_with_several_values_have_several_names():
     assert parameters == {"STEPS": "1", "TRAIN_STEPS": "2", "TRAIN_STEPS_2": "3"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name == "observing_tensors" else pytest.param(name, marks=pytest.mark.slow)
-        for name in PARAMETERS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PARAMETERS)
 @pytest.mark.tutorial
 def test_a_notebook_runs_with_other_parameters(name, tmp_path, monkeypatch):
     printed = "".join(run(name, tmp_path, monkeypatch))

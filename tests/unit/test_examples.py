@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.forks import run_forked
+from tests.sweeps import sampled
 from tests.tutorials.running import copy_tutorials
 from tests.unit import examples
 
@@ -26,6 +27,10 @@ PAGES = {
     if any(one.language == "python" for one in examples.examples(page))
 }
 TUTORIALS = [page for page in PAGES if page.startswith("tutorials")]
+FIRST_PAGES = [
+    "README.md",
+    *(f"docs/{name}.md" for name in ("index", "getting_started", "training", "anchors")),
+]
 
 
 def run(page, folder, *flags):
@@ -42,12 +47,15 @@ def run(page, folder, *flags):
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page not in TUTORIALS])
+@pytest.mark.parametrize(
+    "page", sampled([page for page in PAGES if page not in TUTORIALS], FIRST_PAGES)
+)
 def test_the_examples_of_a_page_run_as_printed(page, tmp_path):
     code, errors = run(PAGES[page], tmp_path)
     assert code == 0, errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", TUTORIALS)
 def test_the_examples_of_a_tutorial_run_as_printed(page, tmp_path):
     copied = copy_tutorials(tmp_path) / Path(page).relative_to("tutorials")

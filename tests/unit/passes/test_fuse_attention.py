@@ -10,6 +10,7 @@ from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
 from popsim_torch.passes import fuse_attention as module
 from popsim_torch.passes import pipeline
 from popsim_torch.passes.fuse_attention import fuse_attention
+from tests.sweeps import one_by_one
 from tests.unit.passes.sketch import verify_sketch
 
 F32 = torch.float32
@@ -325,10 +326,11 @@ def train(net: nn.Module, *anchors: str, batch: int = 2) -> tuple[dict[str, torc
     return {name: p.detach().clone() for name, p in net.named_parameters()}, program
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["computed again", "kept"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize(("kind", "mask"), CASES)
-def test_fusing_changes_no_bit(kind, mask, dtype, kept, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("case", "dtype", "kept"), one_by_one(CASES, [torch.float32, torch.float16], [False, True])
+)
+def test_fusing_changes_no_bit(case, dtype, kept, monkeypatch) -> None:
+    kind, mask = case
     monkeypatch.setattr(module, "_MAX_KEPT", 1 << 20 if kept else 0)
     fused, program = train(make_model(kind, mask, dtype))
     assert "= attention(" in program

@@ -9,6 +9,7 @@ from popsim_torch import OutputMode, optim
 from popsim_torch.ir import Graph, Op, Phase, Tensor, TensorKind
 from popsim_torch.passes import pipeline
 from popsim_torch.passes.group_updates import group_updates
+from tests.sweeps import one_by_one
 from tests.unit.passes.sketch import verify_sketch
 
 F32 = torch.float32
@@ -216,11 +217,12 @@ def train(make, loop, dtype, *, anchored):
     return values, [kind for kind in kinds if kind.endswith("_update")]
 
 
-@pytest.mark.parametrize("anchored", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("loop", LOOPS, ids=str)
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_training_keeps_its_bits(make, loop, dtype, anchored, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "loop", "dtype", "anchored"),
+    one_by_one(OPTIMIZERS, LOOPS, [torch.float32, torch.float16], [False, True]),
+)
+def test_training_keeps_its_bits(name, loop, dtype, anchored, monkeypatch) -> None:
+    make = OPTIMIZERS[name]
     values, kinds = train(make, loop, dtype, anchored=anchored)
     assert len(kinds) == 1
     passes = tuple(each for each in pipeline.HOST_PASSES if each is not group_updates)

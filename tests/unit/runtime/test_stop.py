@@ -11,6 +11,7 @@ from torch import nn
 import popsim_torch as poptorch
 from popsim_torch import _native
 from tests.options import make_options as some_options
+from tests.sweeps import one_by_one
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -99,13 +100,17 @@ def state_of(net):
     return {name: value.clone() for name, value in net.state_dict().items()}
 
 
-@pytest.mark.parametrize("kind", [plain_sgd, combined_sgd, adam])
-@pytest.mark.parametrize("stages", [(0, 0), (0, 1)])
-@pytest.mark.parametrize("iterations, accumulation", [(100_000, 4), (1, 400_000)])
-@pytest.mark.parametrize("seconds", [0.05, 0.15])  # before the first check for signals, and later
-def test_ctrl_c_leaves_what_whole_device_iterations_left(
-    kind, stages, iterations, accumulation, seconds
-):
+@pytest.mark.parametrize(
+    ("kind", "stages", "loop", "seconds"),
+    one_by_one(
+        [plain_sgd, combined_sgd, adam],
+        [(0, 0), (0, 1)],
+        [(100_000, 4), (1, 400_000)],
+        [0.05, 0.15],  # before the first check for signals, and later
+    ),
+)
+def test_ctrl_c_leaves_what_whole_device_iterations_left(kind, stages, loop, seconds):
+    iterations, accumulation = loop
     net, model, x = make_trainer(iterations, accumulation, kind, stages)
     model.compile(x)
     assert interrupted(model, x, seconds) < 1.0
