@@ -12,6 +12,7 @@ from popsim_torch import logs
 from popsim_torch.executor.constant_watch import Constant, ConstantWatch
 from popsim_torch.executor.registrations import num_registrations
 from popsim_torch.private_torch.module_parts import hooks_of, num_hooks
+from popsim_torch.trace.former_values import former_values_of
 
 __all__ = ["ModelWatch", "warn_of_later_attributes"]
 
@@ -24,7 +25,7 @@ _OF_NUMBERS = (
 
 
 def warn_of_later_attributes(module: nn.Module, wrapped: nn.Module) -> None:
-    """Warn of an attribute that the user has set since the model was copied.
+    """Warn of an attribute that forward reads and the user has set since the model was copied.
 
     Args:
         module: The copy.
@@ -34,7 +35,9 @@ def warn_of_later_attributes(module: nn.Module, wrapped: nn.Module) -> None:
     for name, value in vars(wrapped).items():
         then = own.get(name)
         is_same = isinstance(value, (int, float, str)) and value == then
-        if name != "training" and value is not then and not is_same:
+        if name == "training" or value is then or is_same:
+            continue
+        if former_values_of(module).later_value_is_read(type(module), name):
             logs.python.warning(
                 "The attribute '%s' of the model was set after inferenceModel or trainingModel had "
                 "copied its attributes: forward does not see that value. Set it before that call.",

@@ -41,10 +41,10 @@ class UsedTensors(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """A module, or an object of the user's in its attributes, or a file, before forward.
+    """A module, or an object of the user's in its attributes, or a class or file, before forward.
 
     Attributes:
-        owner: The module or object, or the file with global names.
+        owner: The module or object, the class of modules, or the file with global names.
         module: The module whose forward is told of: this one, or the one that has the object.
         before: The value of each attribute, and a copy of it: a list or dict with the same leaves,
             or an array.
@@ -56,8 +56,8 @@ class Place:
 
     @property
     def kind(self) -> Kind:
-        """The file, or the class of the module or object."""
-        return self.owner if isinstance(self.owner, ModuleType) else type(self.owner)
+        """The file or class, or the class of the module or object."""
+        return self.owner if isinstance(self.owner, (ModuleType, type)) else type(self.owner)
 
     def now(self) -> Iterator[tuple[str, Any]]:
         """Yield the names that may have changed, and their values."""
@@ -65,7 +65,11 @@ class Place:
             if isinstance(self.owner, nn.Module):
                 is_left_out = name in OF_MODULES
             else:
-                is_left_out = isinstance(self.owner, ModuleType) and name not in self.before
+                is_left_out = (
+                    isinstance(self.owner, (ModuleType, type))
+                    and name not in self.before
+                    and not isinstance(value, torch.Tensor)
+                )
             if not is_left_out:
                 yield name, value
 
@@ -102,13 +106,15 @@ class _Changes:
         """Return the text about an attribute whose change matters; None for others."""
         if isinstance(place.owner, ModuleType):
             which = f"the global name '{name}'"
+        elif isinstance(place.owner, type):
+            which = f"the attribute '{name}' of the class {place.owner.__name__}"
         elif place.owner is place.module:
             which = f"the attribute '{name}'"
         else:
             which = f"the attribute '{name}' of its {type(place.owner).__name__}"
         then, content = place.before.get(name, (None, None))
         if isinstance(then, (int, float)) and isinstance(now, (int, float)):
-            if now == then:
+            if _is_same(then, now) or not self._former_values.are_read(place.kind, name):
                 return None
             return _text(f"changes {which} from {then} to {now}", _NUMBER)
         if isinstance(then, str) and isinstance(now, str):
@@ -130,7 +136,10 @@ class _Changes:
         elif not self._differs(now):
             matters = False
         elif now is then:
-            if not self._former_values.entries_are_read(place.kind, name):
+            new_keys = isinstance(now, dict) and not any(
+                self._differs(one) for key, one in dict.items(now) if key in content
+            )
+            if not self._former_values.entries_are_read(place.kind, name, new_keys=new_keys):
                 return None
             return _text(f"puts tensors into {which}", _BUFFER)
         else:
@@ -167,7 +176,11 @@ def _differ_in_numbers(content: Any, now: Any) -> bool:
     if isinstance(content, list) and isinstance(now, (list, deque)):
         return any(map(_differ_in_numbers, content, now))
     numbers = (int, float)
-    return isinstance(content, numbers) and isinstance(now, numbers) and content != now
+    return isinstance(content, numbers) and isinstance(now, numbers) and not _is_same(content, now)
+
+
+def _is_same(then: float, now: float) -> bool:
+    return now == then or (then != then and now != now)  # (both are no numbers)
 
 
 def _is_kept(tensor: torch.Tensor, places: Sequence[Place]) -> bool:

@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import itertools
+import sys
 import types
 from collections import defaultdict
 from collections.abc import Iterable
@@ -13,7 +14,9 @@ from typing import Any
 
 from torch import nn
 
-__all__ = ["FormerValues", "Kind", "methods_of"]
+from popsim_torch.trace.host_reads import LIBRARIES
+
+__all__ = ["FormerValues", "Kind", "former_values_of", "methods_of"]
 
 # Methods of lists and dicts whose calls do not use what is in them.
 _WRITES = frozenset({"append", "extend", "insert", "update"})
@@ -24,6 +27,7 @@ _WRAPPERS: tuple[Any, ...] = (
     classmethod,
     type(functools.lru_cache(len)),
 )
+_JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
 _GLOBALS = {"LOAD_GLOBAL": "LOAD_ATTR", "STORE_GLOBAL": "STORE_ATTR"}
 
 Kind = type | types.ModuleType
@@ -69,6 +73,10 @@ class FormerValues:
         """
         of_file = isinstance(kind, types.ModuleType)
         codes = self._codes(kind)
+        for one, methods in self._methods.items():
+            for code in methods.get("forward", ())[:1]:
+                if _assigns_at_once(code, name, of_itself=one is kind):
+                    return False
         if any(_tests(code, name, of_file) for code in codes):
             return True
         accesses = [_accesses(code, name, of_file) for code in codes]
@@ -82,12 +90,26 @@ class FormerValues:
             if "STORE_ATTR" in (found := _accesses(code, name, of_file))
         )
 
-    def entries_are_read(self, kind: Kind, name: str) -> bool:
-        """Return whether code uses the entries of a list or dict.
+    def later_value_is_read(self, kind: type, name: str) -> bool:
+        """Return whether code looks at an attribute that is set between two calls of forward.
+
+        Args:
+            kind: The class of the object that has the attribute.
+            name: The attribute.
+        """
+        if not any(_mentions(code, name) for code in self._all_codes()):
+            return False
+        is_assigned = any("STORE_ATTR" in _accesses(code, name) for code in self._codes(kind))
+        return not is_assigned or self.are_read(kind, name)
+
+    def entries_are_read(self, kind: Kind, name: str, *, new_keys: bool = False) -> bool:
+        """Return whether code uses the entries of a list or dict that a former call has added.
 
         Args:
             kind: The class of the object that has it as an attribute, or the file that has it.
             name: The attribute or global name; forward has added entries.
+            new_keys: Whether forward has given a dict only keys that it did not have: reading one
+                by its key before it was there would have been an error.
         """
         of_file = isinstance(kind, types.ModuleType)
         codes = self._codes(kind)
@@ -102,9 +124,11 @@ class FormerValues:
                     continue
                 following = instructions[at + 1 : at + 3]
                 method = following[0].argval if following[0].opname in _LOADS else None
-                if method == "clear":
+                ends = [one.opname for one in instructions[at + 1 : at + 5]]
+                if method == "clear" or "DELETE_SUBSCR" in ends:
                     return False
                 is_write = method in _WRITES or following[-1].opname == "STORE_SUBSCR"
+                is_write |= new_keys and _is_subscript(following[-1])
                 reads = reads or not is_write
         return reads
 
@@ -114,6 +138,14 @@ class FormerValues:
 
     def _all_codes(self) -> list[types.CodeType]:
         return [code for kind in self._methods for code in self._codes(kind)]
+
+
+def former_values_of(module: nn.Module) -> FormerValues:
+    """Return the uses of values in the classes of a model, and in the files with these classes."""
+    kinds = dict.fromkeys(map(type, module.modules()))
+    names = dict.fromkeys(kind.__module__ for kind in kinds)
+    files = [sys.modules.get(name) for name in names if name.partition(".")[0] not in LIBRARIES]
+    return FormerValues([*kinds, *(one for one in files if isinstance(one, types.ModuleType))])
 
 
 def _tests(code: types.CodeType, name: str, of_file: bool) -> bool:
@@ -127,6 +159,41 @@ def _tests(code: types.CodeType, name: str, of_file: bool) -> bool:
         and (following.opname.endswith(("_NONE", "_NOT_NONE")) or _is_none(following))
         for one, following in itertools.pairwise(instructions)
     )
+
+
+def _mentions(code: types.CodeType, name: str) -> bool:
+    """Return whether code loads an attribute, or may ask for it by its name."""
+    return name in code.co_consts or any(one in _LOADS for one in _accesses(code, name))
+
+
+def _assigns_at_once(code: types.CodeType, name: str, *, of_itself: bool) -> bool:
+    """Return whether a method assigns an attribute before anything else may look at it.
+
+    Before it are no jumps, and the object itself is only used to assign attributes.
+
+    Args:
+        code: The code of the method.
+        name: The attribute.
+        of_itself: Whether it is one of the object itself; otherwise it is one of its parts.
+    """
+    itself = code.co_varnames[:1]
+    instructions = list(dis.get_instructions(code))
+    for at, one in enumerate(instructions):
+        if one.opname == "STORE_ATTR" and one.argval == name:
+            return (instructions[at - 1].opname != "LOAD_ATTR") == of_itself
+        if one.opname.startswith("LOAD_FAST") and one.argval in itself:
+            target = itertools.dropwhile(
+                lambda it: it.opname == "LOAD_ATTR", instructions[at + 1 :]
+            )
+            if next(target).opname != "STORE_ATTR":
+                return False
+        elif one.opcode in _JUMPS or one.opname == "LOAD_DEREF" or one.argval in ("super", name):
+            return False
+    return False
+
+
+def _is_subscript(instruction: dis.Instruction) -> bool:
+    return instruction.opname.startswith("BINARY_SUBSCR") or instruction.argrepr == "[]"
 
 
 def _is_none(instruction: dis.Instruction) -> bool:

@@ -16,7 +16,15 @@ from popsim_torch.private_torch.fake import FakeTensor
 from popsim_torch.trace.former_values import methods_of
 from popsim_torch.trace.host_reads import LIBRARIES
 
-__all__ = ["MOST", "OF_MODULES", "fakes_in", "global_state", "holds_fakes", "kept_objects"]
+__all__ = [
+    "MOST",
+    "OF_MODULES",
+    "class_state",
+    "fakes_in",
+    "global_state",
+    "holds_fakes",
+    "kept_objects",
+]
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of all modules."""
@@ -56,6 +64,19 @@ def global_state(module: nn.Module) -> Iterator[tuple[ModuleType, dict[str, Any]
             used = _used_names(vars(file), [kind for kind in kinds if kind.__module__ == name])
             found = {key: vars(file)[key] for key in used if key in vars(file)}
             yield file, {key: one for key, one in found.items() if _may_be_state(one)}
+
+
+def class_state(module: nn.Module) -> Iterator[tuple[type, nn.Module, dict[str, Any]]]:
+    """Yield a model's classes, a module of each, and attributes in which forward may keep state.
+
+    Args:
+        module: The model.
+    """
+    found = {kind: one for one in module.modules() for kind in type(one).__mro__}
+    for kind, one in found.items():
+        if kind.__module__.partition(".")[0] not in LIBRARIES:
+            names = vars(kind).items()
+            yield kind, one, {name: value for name, value in names if _may_be_state(value)}
 
 
 def _may_be_state(value: Any) -> bool:

@@ -15,7 +15,13 @@ from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.module_parts import own_buffers, own_modules, own_parameters
 from popsim_torch.trace.attribute_changes import Place, UsedTensors, warn_of_changes
-from popsim_torch.trace.kept_objects import MOST, global_state, holds_fakes, kept_objects
+from popsim_torch.trace.kept_objects import (
+    MOST,
+    class_state,
+    global_state,
+    holds_fakes,
+    kept_objects,
+)
 from popsim_torch.wrapper_tensors import is_wrapper
 
 _MOST_BYTES = 1 << 16
@@ -117,10 +123,11 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
     layers = [(one, module if _is_of_torch(one) else one) for one in module.modules()]
     places = [Place(owner, of, _values(vars(owner))) for owner, of in (*layers, *objects)]
     files = [Place(file, module, _values(names)) for file, names in global_state(module)]
+    classes = [Place(kind, one, _values(names)) for kind, one, names in class_state(module)]
     children = [(one, dict(own_modules(one))) for one in module.modules()]
     try:
         yield
-        warn_of_changes([*places, *files], used)
+        warn_of_changes([*places, *files, *classes], used)
     finally:
         for (one, layers_before), place in zip(children, places, strict=False):
             for name in _without_new_layers(one, layers_before):
@@ -130,11 +137,23 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
             attributes = vars(place.owner)
             for name in [name for name, one in list(attributes.items()) if holds_fakes(one, known)]:
                 if name in place.before:
-                    value, content = place.before[name]
-                    _refill(value, content)
-                    attributes[name] = value
+                    attributes[name] = _former(place, name)
                 else:
                     del attributes[name]
+        for place in (*files, *classes):
+            for name, now in place.now():
+                if holds_fakes(now, known):
+                    if name in place.before:
+                        setattr(place.owner, name, _former(place, name))
+                    else:
+                        delattr(place.owner, name)
+
+
+def _former(place: Place, name: str) -> Any:
+    """Return the value of an attribute before forward; lists and dicts have their content again."""
+    value, content = place.before[name]
+    _refill(value, content)
+    return value
 
 
 def _check_new_tensors(module: nn.Module, given: Mapping[str, torch.Tensor]) -> None:
