@@ -181,11 +181,12 @@ def _assigns_at_once(code: types.CodeType, name: str, *, of_itself: bool) -> boo
     for at, one in enumerate(instructions):
         if one.opname == "STORE_ATTR" and one.argval == name:
             return (instructions[at - 1].opname != "LOAD_ATTR") == of_itself
-        if one.opname.startswith("LOAD_FAST") and one.argval in itself:
-            target = itertools.dropwhile(
-                lambda it: it.opname == "LOAD_ATTR", instructions[at + 1 :]
-            )
-            if next(target).opname != "STORE_ATTR":
+        # (some load two names, or assign one and load another)
+        loaded = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        if "LOAD_FAST" in one.opname and set(itself) & set(loaded):
+            rest = instructions[at + 1 :]
+            target = next(it for it in rest if it.opname != "LOAD_ATTR")
+            if loaded[-1] not in itself or target.opname != "STORE_ATTR":
                 return False
         elif one.opcode in _JUMPS or one.opname == "LOAD_DEREF" or one.argval in ("super", name):
             return False
