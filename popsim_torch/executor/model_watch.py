@@ -33,8 +33,9 @@ def warn_of_later_attributes(module: nn.Module, wrapped: nn.Module) -> None:
     own = vars(module)
     for name, value in vars(wrapped).items():
         then = own.get(name)
-        is_same = isinstance(value, (int, float, str)) and value == then
-        if name != "training" and value is not then and not is_same:
+        if name == "training" or value is then:
+            continue
+        if not (issubclass(type(value), (int, float, str)) and value == then):
             logs.python.warning(
                 "The attribute '%s' of the model was set after inferenceModel or trainingModel had "
                 "copied its attributes: forward does not see that value. Set it before that call.",
