@@ -34,8 +34,8 @@ def warn_of_later_attributes(module: nn.Module, wrapped: nn.Module) -> None:
     own = vars(module)
     for name, value in vars(wrapped).items():
         then = own.get(name)
-        is_same = isinstance(value, (int, float, str)) and value == then
-        if name == "training" or value is then or is_same:
+        is_simple = issubclass(type(value), (int, float, str))
+        if name == "training" or value is then or (is_simple and value == then):
             continue
         if former_values_of(module).later_value_is_read(type(module), name):
             logs.python.warning(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,7 +135,7 @@ def failures_told(module: nn.Module) -> Iterator[None]:
 def _visit(
     value: Any, name: str, found: Reach, seen: set[int], kept: list[object], depth: int
 ) -> None:
-    if id(value) in seen or depth > _MAX_DEPTH:
+    if id(value) in seen or depth > _MAX_DEPTH or _is_gone(value):
         return
     seen.add(id(value))
     kept.append(value)
@@ -147,6 +148,17 @@ def _visit(
         found.add(value, name)
     for inner_name, inner in _inside(value):
         _visit(inner, inner_name, found, seen, kept, depth + 1)
+
+
+def _is_gone(value: Any) -> bool:
+    """Return whether a value is a proxy of an object that no longer exists."""
+    if type(value) not in weakref.ProxyTypes:
+        return False
+    try:
+        value.__class__  # noqa: B018
+    except ReferenceError:
+        return True
+    return False
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

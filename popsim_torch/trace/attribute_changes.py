@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -14,10 +13,10 @@ import torch
 from torch import nn
 
 from popsim_torch import logs
-from popsim_torch.private_torch.trees import tree_leaves
+from popsim_torch.trace.contents import Content, are_other_numbers
 from popsim_torch.trace.former_values import FormerValues, Kind
 from popsim_torch.trace.graph.traced_tensors import has_memory, host_computation
-from popsim_torch.trace.kept_objects import OF_MODULES, fakes_in, holds_fakes
+from popsim_torch.trace.kept_objects import OF_MODULES, fakes_in, holds_fakes, tensors_kept
 
 __all__ = ["Place", "UsedTensors", "warn_of_changes"]
 
@@ -46,8 +45,7 @@ class Place:
     Attributes:
         owner: The module or object, the class of modules, or the file with global names.
         module: The module whose forward is told of: this one, or the one that has the object.
-        before: The value of each attribute, and a copy of it: a list or dict with the same leaves,
-            or an array.
+        before: The value of each attribute, and what was in it: a ``Content``, or a copied array.
     """
 
     owner: Any
@@ -102,6 +100,12 @@ class _Changes:
     def _former_values(self) -> FormerValues:
         return FormerValues({place.kind: None for place in self._places})
 
+    @functools.cached_property
+    def _kept(self) -> set[int]:
+        """The ids of the tensors that modules, and objects in them, have now."""
+        owned = (vars(place.owner) for place in self._places)
+        return {id(one) for attributes in owned for one in tensors_kept(attributes, self._known)}
+
     def text(self, place: Place, name: str, now: Any) -> str | None:
         """Return the text about an attribute whose change matters; None for others."""
         if isinstance(place.owner, ModuleType):
@@ -113,11 +117,11 @@ class _Changes:
         else:
             which = f"the attribute '{name}' of its {type(place.owner).__name__}"
         then, content = place.before.get(name, (None, None))
-        if isinstance(then, (int, float)) and isinstance(now, (int, float)):
-            if _is_same(then, now) or not self._former_values.are_read(place.kind, name):
+        if are_other_numbers(then, now):
+            if not self._former_values.are_read(place.kind, name):
                 return None
             return _text(f"changes {which} from {then} to {now}", _NUMBER)
-        if isinstance(then, str) and isinstance(now, str):
+        if issubclass(type(then), str) and issubclass(type(now), str):
             if now == then or not self._former_values.are_read(place.kind, name):
                 return None
             return _text(f"changes {which} from {then!r} to {now!r}", _STRING)
@@ -127,17 +131,17 @@ class _Changes:
             ):
                 return None
             return _text(f"changes the array in {which}", _NUMBER)
-        if now is then and _differ_in_numbers(content, now):
+        if now is then and isinstance(content, Content) and content.has_other_numbers():
             if not self._former_values.entries_are_read(place.kind, name):
                 return None
             return _text(f"changes numbers in {which}", _NUMBER)
-        if isinstance(then, torch.Tensor):
+        if issubclass(type(then), torch.Tensor):
             matters = now is not then and self._replaces(then, now)
         elif not self._differs(now):
             matters = False
         elif now is then:
-            new_keys = isinstance(now, dict) and not any(
-                self._differs(one) for key, one in dict.items(now) if key in content
+            new_keys = issubclass(type(now), dict) and not any(
+                self._differs(one) for key, one in dict.items(now) if content.had(key)
             )
             if not self._former_values.entries_are_read(place.kind, name, new_keys=new_keys):
                 return None
@@ -148,14 +152,14 @@ class _Changes:
 
     def _replaces(self, then: torch.Tensor, now: Any) -> bool:
         """Return whether a tensor matters to forward, which has replaced it by another value."""
-        is_tensor = isinstance(now, torch.Tensor)
+        is_tensor = issubclass(type(now), torch.Tensor)
         if is_tensor and now.shape != then.shape and not self._differs(now):
             return False  # a table that forward has made larger
         if holds_fakes(now):
             if self._used.is_copy(now, then):  # self.table = self.table.to(x.device)
                 return False
             # (otherwise forward computes it anew each time, like the weight of weight_norm)
-            return self._used.was_used(then) or _is_kept(then, self._places)
+            return self._used.was_used(then) or id(then) in self._kept
         return is_tensor and self._used.was_used(then) and _differ(then, now)
 
     def _differs(self, value: Any) -> bool:
@@ -167,26 +171,6 @@ def _text(what: str, todo: str) -> str:
         f"{what}. It runs once, when the model is compiled: all runs of the program begin with the "
         f"former value. {todo}"
     )
-
-
-def _differ_in_numbers(content: Any, now: Any) -> bool:
-    """Return whether entries of lists or dicts, which were numbers, are other numbers now."""
-    if isinstance(content, dict) and isinstance(now, dict):
-        return any(_differ_in_numbers(one, now.get(key)) for key, one in content.items())
-    if isinstance(content, list) and isinstance(now, (list, deque)):
-        return any(map(_differ_in_numbers, content, now))
-    numbers = (int, float)
-    return isinstance(content, numbers) and isinstance(now, numbers) and not _is_same(content, now)
-
-
-def _is_same(then: float, now: float) -> bool:
-    return now == then or (then != then and now != now)  # (both are no numbers)
-
-
-def _is_kept(tensor: torch.Tensor, places: Sequence[Place]) -> bool:
-    """Return whether an attribute of a module, or of an object in it, has a tensor."""
-    attributes = (value for place in places for value in vars(place.owner).values())
-    return any(leaf is tensor for value in attributes for leaf in tree_leaves(value))
 
 
 def _differ(then: torch.Tensor, now: torch.Tensor) -> bool:

@@ -18,8 +18,8 @@ from popsim_torch.trace.host_reads import LIBRARIES
 
 __all__ = ["FormerValues", "Kind", "former_values_of", "methods_of"]
 
-# Methods of lists and dicts whose calls do not use what is in them.
-_WRITES = frozenset({"append", "extend", "insert", "update"})
+# Methods of lists, dicts and sets whose calls do not use what is in them.
+_WRITES = frozenset({"add", "append", "appendleft", "extend", "insert", "update"})
 _LOADS = ("LOAD_ATTR", "LOAD_METHOD")
 _WRAPPERS: tuple[Any, ...] = (
     types.FunctionType,

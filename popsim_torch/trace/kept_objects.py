@@ -13,29 +13,28 @@ import torch
 from torch import nn
 
 from popsim_torch.private_torch.fake import FakeTensor
+from popsim_torch.trace.contents import MOST, items_in
 from popsim_torch.trace.former_values import methods_of
 from popsim_torch.trace.host_reads import LIBRARIES
 
 __all__ = [
-    "MOST",
     "OF_MODULES",
     "class_state",
     "fakes_in",
     "global_state",
     "holds_fakes",
     "kept_objects",
+    "tensors_kept",
 ]
 
 OF_MODULES = frozenset(vars(nn.Module()))
 """Attributes of all modules."""
-MOST = 1000
-"""Longer lists and dicts are data, and are not searched for objects."""
 _NO_FAKES = frozenset({type(None), bool, int, float, str, torch.Tensor, nn.Parameter})
 _PLAIN = _NO_FAKES | {FakeTensor}
 _STATES = frozenset(
     {type(None), bool, int, float, str, torch.Tensor, dict, list, deque, np.ndarray}
 )
-_CONTAINERS = frozenset({dict, list, tuple, deque, OrderedDict})
+_CONTAINERS = frozenset({dict, list, tuple, deque, set, OrderedDict})
 
 
 def kept_objects(module: nn.Module) -> Iterator[tuple[Any, nn.Module]]:
@@ -109,13 +108,24 @@ def fakes_in(value: Any, known: Container[int] = ()) -> Iterator[FakeTensor]:
         value: The value.
         known: The ids of objects whose attributes are left out.
     """
+    return (one for one in tensors_kept(value, known) if isinstance(one, FakeTensor))
+
+
+def tensors_kept(value: Any, known: Container[int] = ()) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value, in lists and dicts in it, and in objects.
+
+    Args:
+        value: The value.
+        known: The ids of objects whose attributes are left out.
+    """
     seen = set[int]()
     todo = [value]
     while todo:
         value = todo.pop()
-        if isinstance(value, FakeTensor):
+        kind = type(value)  # (isinstance() fails for a proxy of an object that is gone)
+        if issubclass(kind, torch.Tensor):
             yield value
-        elif type(value) not in _PLAIN and id(value) not in seen:
+        elif kind not in _PLAIN and id(value) not in seen:
             seen.add(id(value))
             todo += _inner(value, attributes=id(value) not in known)
 
@@ -134,13 +144,9 @@ def _objects(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _inner(value: Any, *, attributes: bool = True) -> list[Any]:
-    """Return what is in a list, tuple, dict or object of the user's."""
-    inner: list[Any] = []
-    if isinstance(value, dict):
-        inner += dict.values(value)
-    elif isinstance(value, (list, tuple, deque)):
-        inner += value
-    if attributes:
+    """Return what is in a list, tuple, dict, set or object of the user's."""
+    inner = items_in(value)
+    if attributes and type(value) not in _CONTAINERS:
         inner += (_attributes(value) or {}).values()
     return inner
 
@@ -160,4 +166,4 @@ def _is_of_user(kind: type) -> bool:
     """Return whether forward may keep state in objects of a class, which is no module."""
     if issubclass(kind, (nn.Module, torch.Tensor, type)):
         return False
-    return kind is SimpleNamespace or kind.__module__.partition(".")[0] not in LIBRARIES
+    return kind is SimpleNamespace or str(kind.__module__).partition(".")[0] not in LIBRARIES

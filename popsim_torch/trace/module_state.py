@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +14,9 @@ from popsim_torch import logs
 from popsim_torch.errors import Error
 from popsim_torch.private_torch.module_parts import own_buffers, own_modules, own_parameters
 from popsim_torch.trace.attribute_changes import Place, UsedTensors, warn_of_changes
+from popsim_torch.trace.contents import CONTAINERS, Content
 from popsim_torch.trace.kept_objects import (
-    MOST,
+    OF_MODULES,
     class_state,
     global_state,
     holds_fakes,
@@ -81,26 +81,19 @@ class TracedState:
             away.update(here)
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of nested lists and dicts, with the same leaves; of long ones without nests."""
-    if isinstance(value, dict):
-        copy = dict(value)
-        return copy if len(copy) > MOST else {key: _copied(item) for key, item in copy.items()}
-    if isinstance(value, (list, deque)):
-        return list(value) if len(value) > MOST else [_copied(item) for item in value]
-    return value
-
-
 def _content(value: Any) -> Any:
-    """Return a copy of a small array of numbers, or of nested lists and dicts."""
-    if isinstance(value, np.ndarray):
+    """Return a copy of a small array of numbers, or what is in a list, dict, set or tuple."""
+    if issubclass(type(value), np.ndarray):  # (isinstance() fails for a proxy of a dead object)
         is_small = value.nbytes <= _MOST_BYTES and value.dtype.kind in "biufc"
         return value.copy() if is_small else None
-    return _copied(value)
+    return Content(value) if issubclass(type(value), CONTAINERS) else None
 
 
 def _values(attributes: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    return {name: (value, _content(value)) for name, value in list(attributes.items())}
+    return {
+        name: (value, None if name in OF_MODULES else _content(value))
+        for name, value in list(attributes.items())
+    }
 
 
 def _is_of_torch(module: nn.Module) -> bool:
@@ -150,9 +143,10 @@ def attributes_kept(module: nn.Module, used: UsedTensors) -> Iterator[None]:
 
 
 def _former(place: Place, name: str) -> Any:
-    """Return the value of an attribute before forward; lists and dicts have their content again."""
+    """Return the value of an attribute before forward; lists and dicts have their items again."""
     value, content = place.before[name]
-    _refill(value, content)
+    if isinstance(content, Content):
+        content.restore()
     return value
 
 
@@ -184,16 +178,6 @@ def _without_new_layers(module: nn.Module, before: Mapping[str, nn.Module | None
         if any(map(holds_fakes, (*layer.parameters(), *layer.buffers()))):
             del own_modules(module)[name]
             yield name
-
-
-def _refill(container: Any, content: Any) -> None:
-    """Restore the content of a list or dict."""
-    if isinstance(container, dict):
-        container.clear()
-        container.update(content)
-    elif isinstance(container, (list, deque)):
-        container.clear()
-        container.extend(content)
 
 
 def check_traceable(module: nn.Module, *, needs_values: bool = True) -> None:

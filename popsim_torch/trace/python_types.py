@@ -155,10 +155,11 @@ def _functions(named: Mapping[str, Any]) -> list[FunctionType]:
     """Return the functions of the user's among the members of a class, or other named values."""
     found = []
     for value in named.values():
-        function = value.fget if isinstance(value, property) else value
-        if isinstance(function, (staticmethod, classmethod)):
+        # (isinstance() fails for a proxy of an object that is gone)
+        function: Any = value.fget if issubclass(type(value), property) else value
+        if issubclass(type(function), (staticmethod, classmethod)):
             function = function.__func__
-        while isinstance(function, FunctionType):
+        while type(function) is FunctionType:
             if is_user_path(function.__code__.co_filename):
                 found.append(function)
             function = vars(function).get("__wrapped__")
