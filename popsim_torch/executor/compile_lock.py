@@ -7,6 +7,7 @@ the lock, too.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 
@@ -24,6 +25,12 @@ class _CompileLock:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._owner: int | None = None
+
+    def renew(self) -> None:
+        """Forget that another thread has the lock: a child process has only the one that forks."""
+        if self._owner != threading.get_ident():
+            self._lock = threading.RLock()
+            self._owner = None
 
     def __enter__(self) -> None:
         """Wait for the lock.
@@ -47,3 +54,4 @@ class _CompileLock:
 
 
 compile_lock = _CompileLock()
+os.register_at_fork(after_in_child=compile_lock.renew)

@@ -235,6 +235,9 @@ class StepTruth(torch.SymBool):
     def __int__(self) -> int:
         return int(bool(self))
 
+    def __float__(self) -> float:
+        return float(bool(self))
+
     def __and__(self, other: Any) -> Any:
         return bool(self) & other
 
@@ -244,6 +247,11 @@ class StepTruth(torch.SymBool):
         return bool(self) | other
 
     __ror__ = __or__
+
+    def __xor__(self, other: Any) -> Any:
+        return bool(self) ^ other
+
+    __rxor__ = __xor__
 
     def as_number(self) -> StepNumber:
         """Return 1 if the condition is true, else 0, as Python's arithmetic takes it."""
@@ -451,13 +459,15 @@ for _name in ("lshift", "rshift", "and", "or", "xor"):
     setattr(StepNumber, f"__r{_name}__", _of_value(_name, swapped=True))
 
 
-def _of_truth(name: str) -> Callable[[Any, Any], Any]:
-    def method(self: StepTruth, other: Any) -> Any:
-        return getattr(self.as_number(), name)(other)
+def _of_truth(name: str) -> Callable[..., Any]:
+    def method(self: StepTruth, *others: Any) -> Any:
+        return getattr(self.as_number(), name)(*others)
 
     return method
 
 
-for _name in ("add", "sub", "mul", "truediv"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(StepTruth, f"__{_name}__", _of_truth(f"__{_name}__"))
     setattr(StepTruth, f"__r{_name}__", _of_truth(f"__r{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "neg", "pos", "abs"):
+    setattr(StepTruth, f"__{_name}__", _of_truth(f"__{_name}__"))

@@ -20,6 +20,7 @@ import torch
 from popsim_torch.private_torch.modes import DisableTorchFunction
 
 __all__ = [
+    "ask_for_gradient",
     "asks_for_gradient",
     "base_of",
     "gradient_hooks",
@@ -64,6 +65,11 @@ def pose_as_parameter(tensor: torch.Tensor, *, requires_grad: bool = True) -> No
         requires_grad: Whether the parameter has a gradient where gradients are recorded.
     """
     tensor._is_param = True
+    ask_for_gradient(tensor, requires_grad)
+
+
+def ask_for_gradient(tensor: torch.Tensor, requires_grad: bool) -> None:
+    """Set ``requires_grad`` of the parameter that a tensor poses as."""
     tensor._requires_grad_of_parameter = requires_grad  # type: ignore[attr-defined]
 
 

@@ -49,7 +49,7 @@ from popsim_torch.trace.cross_entropy import cross_entropy_call
 from popsim_torch.trace.dynamic_slices import slicing_call
 from popsim_torch.trace.eager_errors import eager_error
 from popsim_torch.trace.graph.device import DEVICE
-from popsim_torch.trace.graph.device_types import as_device_types, as_seen
+from popsim_torch.trace.graph.device_types import as_device_types, as_seen, note_requires_grad
 from popsim_torch.trace.graph.origin import current_origin, user_line
 from popsim_torch.trace.graph.traced_tensors import (
     in_transform,
@@ -223,6 +223,7 @@ class FunctionMode(TorchFunctionMode):
             if func in LOSS_FUNCTIONS and is_usual(result):
                 self._listener.mark_loss(result)
             return result
+        note_requires_grad(func, name, args, kwargs)
         if isinstance(func, HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         if name == "__get__" or name == "__set__":

@@ -1,5 +1,7 @@
 """Threads that forward starts, and other threads while a model is compiled."""
 
+import os
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -111,3 +113,25 @@ def test_a_thread_that_computes_with_the_model_while_it_is_compiled():
     poptorch.inferenceModel(net, quiet_options())(torch.ones(3, 2))
     assert len(errors) == 1
     assert "that another thread compiles" in errors[0]
+
+
+def test_a_child_process_compiles_while_a_thread_of_its_parent_does():
+    has_lock, is_over = threading.Event(), threading.Event()
+
+    def holds():
+        with compile_lock.compile_lock:
+            has_lock.set()
+            is_over.wait()
+
+    thread = threading.Thread(target=holds)
+    thread.start()
+    has_lock.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)  # (ends a child that waits)
+        with compile_lock.compile_lock:
+            os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    is_over.set()
+    thread.join()
+    assert status == 0

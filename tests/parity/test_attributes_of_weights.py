@@ -28,7 +28,23 @@ def with_a_hook(net, x):
     return net.fc(x)
 
 
+def frozen_by_method(net, x):
+    net.fc.weight.requires_grad_(False)
+    scale = 2 if net.fc.weight.requires_grad else 3
+    net.fc.weight.requires_grad_()
+    return scale * net.fc(x) * (2 if net.fc.weight.requires_grad else 3)
+
+
+def frozen_by_assignment(net, x):
+    net.fc.weight.requires_grad = False
+    scale = 2 if net.fc.weight.requires_grad else 3
+    net.fc.weight.requires_grad = True
+    return scale * net.fc(x)
+
+
 FUNCTIONS = {
+    "frozen by a method": frozen_by_method,
+    "frozen by an assignment": frozen_by_assignment,
     "a hook of a weight": with_a_hook,
     "a tensor": lambda net, x: net.fc(x) * net.fc.bias.mask,
     "of a private name": lambda net, x: net.fc(x) * net.fc.bias._scale,

@@ -14,7 +14,7 @@ import torch
 
 from popsim_torch.dtypes import held_dtype, returned_dtype
 from popsim_torch.errors import Error
-from popsim_torch.private_torch.tensors import asks_for_gradient, storage_key
+from popsim_torch.private_torch.tensors import ask_for_gradient, asks_for_gradient, storage_key
 from popsim_torch.private_torch.trees import tree_map
 from popsim_torch.trace.graph.device import DEVICE
 from popsim_torch.trace.graph.traced_tensors import host_computation, is_traced
@@ -72,6 +72,22 @@ def seen_dtype(dtype: Any) -> Any:
         dtype: The dtype of the traced tensor; any other value is returned unchanged.
     """
     return returned_dtype(dtype) if isinstance(dtype, torch.dtype) else dtype
+
+
+def note_requires_grad(
+    func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Note a call that sets ``requires_grad``, which a parameter in inference does not keep.
+
+    Args:
+        func: Any function of torch.
+        name: Its name.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+    """
+    is_set = name == "__set__" and getattr(func, "__self__", None) is torch.Tensor.requires_grad
+    if (is_set or name == "requires_grad_") and is_traced(args[0]):
+        ask_for_gradient(args[0], bool((*args, kwargs.get("requires_grad", True))[1]))
 
 
 def as_seen(getter: Callable[..., Any], tensor: torch.Tensor, value: Any) -> Any:
