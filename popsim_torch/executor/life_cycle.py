@@ -125,7 +125,7 @@ class LifeCycle:
         self._device.connection.check_settings(self._device.options)
         self._settings.check_kept()
         self._copies.check_updatable_buffers()
-        warn_of_later_attributes(self._device.module, self._settings.model)
+        warn_of_later_attributes(self._settings.attributes, self._settings.model)
         self.wrap()
 
     def take(self, compiled: CompiledModel) -> None:

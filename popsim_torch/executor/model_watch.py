@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import nn
 
 from popsim_torch import logs
@@ -13,10 +14,12 @@ from popsim_torch.executor.constant_watch import Constant, ConstantWatch
 from popsim_torch.executor.registrations import num_registrations
 from popsim_torch.private_torch.module_parts import hooks_of, num_hooks
 from popsim_torch.trace.former_values import former_values_of
+from popsim_torch.trace.kept_objects import OF_MODULES
 
 __all__ = ["ModelWatch", "warn_of_later_attributes"]
 
 _CALLS_PER_VALUES = 4
+_COMPARED = (bool, int, float, str, tuple, torch.device, torch.dtype)
 _OF_MODULES = "destroy() releases the program, and the next call compiles a new one."
 _OF_NUMBERS = (
     "A number that changes between calls is an input or a buffer of floating-point numbers. Or "
@@ -24,20 +27,19 @@ _OF_NUMBERS = (
 )
 
 
-def warn_of_later_attributes(module: nn.Module, wrapped: nn.Module) -> None:
+def warn_of_later_attributes(own: Mapping[str, Any], wrapped: nn.Module) -> None:
     """Warn of an attribute that forward reads and the user has set since the model was copied.
 
     Args:
-        module: The copy.
+        own: The attributes of that time.
         wrapped: The module that the user has.
     """
-    own = vars(module)
     for name, value in vars(wrapped).items():
         then = own.get(name)
-        is_simple = issubclass(type(value), (int, float, str))
-        if name == "training" or value is then or (is_simple and value == then):
+        is_same = value is then or (type(value) in _COMPARED and value == then)
+        if is_same or name in OF_MODULES:
             continue
-        if former_values_of(module).later_value_is_read(type(module), name):
+        if former_values_of(wrapped).later_value_is_read(type(wrapped), name):
             logs.python.warning(
                 "The attribute '%s' of the model was set after inferenceModel or trainingModel had "
                 "copied its attributes: forward does not see that value. Set it before that call.",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from popsim_torch.errors import Error
@@ -18,6 +19,7 @@ from popsim_torch.optim.step_source import StepSource
 from popsim_torch.optimizer_steps.held import is_same, is_same_content
 from popsim_torch.optimizer_steps.noting import NotingDict
 from popsim_torch.optimizer_steps.numbers import StepNumber, StepTruth
+from popsim_torch.trace.former_values import mentions, methods_of
 from popsim_torch.trace.graph.origin import user_line
 
 __all__ = [
@@ -225,7 +227,7 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
     """Refuse an optimizer that keeps tensors of its model in attributes.
 
     Raises:
-        Error: A step of a copy would change the original tensors.
+        Error: A step of a copy would change the original tensors, or would not find its own.
     """
     own = {id(parameter) for parameter in parameters}
     for name, value in source.attributes.items():
@@ -243,6 +245,20 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
                 "model."
             )
         for path, leaf in leaves(value):
+            if _has_module(leaf, own) and _is_used(source.kind, name):
+                raise Error(
+                    f"{source.kind.__name__} keeps the model in its attribute '{name}', and uses "
+                    "it. Its step is traced with other tensors in place of the parameters: it must "
+                    "take them from self.param_groups, and their names from 'param_names' of a "
+                    "group (pass model.named_parameters())."
+                )
+            if _has_ids(path, leaf, own):
+                raise Error(
+                    f"{source.kind.__name__} keeps the ids of parameters in its attribute "
+                    f"'{name}'. Its step is traced with other tensors in place of them: give "
+                    "parameters with another update a group of their own, or set an attribute on "
+                    "them (p.decays = False)."
+                )
             if not isinstance(leaf, torch.Tensor) or name == "defaults":
                 continue
             if path and id(leaf) not in own:
@@ -258,3 +274,22 @@ def check_attributes(source: StepSource, parameters: Sequence[torch.Tensor]) -> 
                     "is traced with other tensors in place of them: it must take them from "
                     "self.param_groups."
                 )
+
+
+def _has_module(leaf: object, parameters: Collection[int]) -> bool:
+    """Return whether a value is a module with some of the parameters, which are given by id."""
+    return isinstance(leaf, nn.Module) and any(id(one) in parameters for one in leaf.parameters())
+
+
+def _has_ids(path: Path, leaf: object, parameters: Collection[int]) -> bool:
+    """Return whether a value, a member of a set, or a key of a dict is the id of a parameter."""
+    members = leaf if isinstance(leaf, (set, frozenset)) else (leaf,)
+    return any(type(one) is int and one in parameters for one in (*path, *members))
+
+
+def _is_used(kind: type[torch.optim.Optimizer], name: str) -> bool:
+    """Return whether code besides the initialisation looks at an attribute."""
+    methods = methods_of(kind).items()
+    return any(
+        mentions(one, name) for method, codes in methods if method != "__init__" for one in codes
+    )

@@ -132,10 +132,12 @@ class SettingsThen:
 
     Attributes:
         model: The model.
+        attributes: The attributes that it had.
     """
 
     def __init__(self, model: nn.Module, *, training: bool) -> None:
         self.model = model
+        self.attributes = dict(vars(model))
         self._training = training
         self._num_calls = num_calls()
         self._then = self._now()

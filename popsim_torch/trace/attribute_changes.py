@@ -118,7 +118,7 @@ class _Changes:
             which = f"the attribute '{name}' of its {type(place.owner).__name__}"
         then, content = place.before.get(name, (None, None))
         if are_other_numbers(then, now):
-            if not self._former_values.are_read(place.kind, name):
+            if not self._former_values.are_read(place.kind, name, anywhere=True):
                 return None
             return _text(f"changes {which} from {then} to {now}", _NUMBER)
         if issubclass(type(then), str) and issubclass(type(now), str):
@@ -126,9 +126,7 @@ class _Changes:
                 return None
             return _text(f"changes {which} from {then!r} to {now!r}", _STRING)
         if isinstance(content, np.ndarray):
-            if np.array_equal(content, now, equal_nan=True) or not self._former_values.are_read(
-                place.kind, name
-            ):
+            if _is_same_array(content, now) or not self._former_values.are_read(place.kind, name):
                 return None
             return _text(f"changes the array in {which}", _NUMBER)
         if now is then and isinstance(content, Content) and content.has_other_numbers():
@@ -171,6 +169,11 @@ def _text(what: str, todo: str) -> str:
         f"{what}. It runs once, when the model is compiled: all runs of the program begin with the "
         f"former value. {todo}"
     )
+
+
+def _is_same_array(then: np.ndarray[Any, Any], now: Any) -> bool:
+    is_numeric = issubclass(type(now), np.ndarray) and now.dtype.kind in "biufc"
+    return is_numeric and np.array_equal(then, now, equal_nan=True)
 
 
 def _differ(then: torch.Tensor, now: torch.Tensor) -> bool:

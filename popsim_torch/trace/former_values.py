@@ -16,7 +16,7 @@ from torch import nn
 
 from popsim_torch.trace.host_reads import LIBRARIES
 
-__all__ = ["FormerValues", "Kind", "former_values_of", "methods_of"]
+__all__ = ["FormerValues", "Kind", "former_values_of", "mentions", "methods_of"]
 
 # Methods of lists, dicts and sets whose calls do not use what is in them.
 _WRITES = frozenset({"add", "append", "appendleft", "extend", "insert", "update"})
@@ -28,6 +28,7 @@ _WRAPPERS: tuple[Any, ...] = (
     type(functools.lru_cache(len)),
 )
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
+_SLICE = ["BUILD_SLICE", "STORE_SUBSCR"]  # x[a:b] = y
 _GLOBALS = {"LOAD_GLOBAL": "LOAD_ATTR", "STORE_GLOBAL": "STORE_ATTR"}
 
 Kind = type | types.ModuleType
@@ -64,12 +65,13 @@ class FormerValues:
                 self._called.add(name)
                 todo += [used for code in all_methods[name] for used in code.co_names]
 
-    def are_read(self, kind: Kind, name: str) -> bool:
+    def are_read(self, kind: Kind, name: str, *, anywhere: bool = False) -> bool:
         """Return whether code looks at an attribute before it assigns it.
 
         Args:
             kind: The class of the object that has the attribute, or the file of a global name.
             name: The attribute or global name, which forward has assigned.
+            anywhere: Whether code that does not assign it counts, too.
         """
         of_file = isinstance(kind, types.ModuleType)
         codes = self._codes(kind)
@@ -80,6 +82,8 @@ class FormerValues:
         if any(_tests(code, name, of_file) for code in codes):
             return True
         accesses = [_accesses(code, name, of_file) for code in codes]
+        if anywhere and any(one[0] in _LOADS for one in accesses if one):
+            return True
         assigning = [one for one in accesses if "STORE_ATTR" in one]
         if assigning:
             return any(one[0] in _LOADS for one in assigning)
@@ -97,7 +101,7 @@ class FormerValues:
             kind: The class of the object that has the attribute.
             name: The attribute.
         """
-        if not any(_mentions(code, name) for code in self._all_codes()):
+        if not any(mentions(code, name) for code in self._all_codes()):
             return False
         is_assigned = any("STORE_ATTR" in _accesses(code, name) for code in self._codes(kind))
         return not is_assigned or self.are_read(kind, name)
@@ -125,7 +129,8 @@ class FormerValues:
                 following = instructions[at + 1 : at + 3]
                 method = following[0].argval if following[0].opname in _LOADS else None
                 ends = [one.opname for one in instructions[at + 1 : at + 5]]
-                if method == "clear" or "DELETE_SUBSCR" in ends:
+                is_cut = {"DELETE_SUBSCR", "STORE_SLICE"} & set(ends) or ends[2:] == _SLICE
+                if method == "clear" or is_cut:
                     return False
                 is_write = method in _WRITES or following[-1].opname == "STORE_SUBSCR"
                 is_write |= new_keys and _is_subscript(following[-1])
@@ -161,8 +166,13 @@ def _tests(code: types.CodeType, name: str, of_file: bool) -> bool:
     )
 
 
-def _mentions(code: types.CodeType, name: str) -> bool:
-    """Return whether code loads an attribute, or may ask for it by its name."""
+def mentions(code: types.CodeType, name: str) -> bool:
+    """Return whether code loads an attribute, or may ask for it by its name.
+
+    Args:
+        code: The code of a function.
+        name: The attribute.
+    """
     return name in code.co_consts or any(one in _LOADS for one in _accesses(code, name))
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -30,6 +31,7 @@ class Base(nn.Module):
         self.h, self.rows, self.seen = None, 0, {}
         self.outs = []
         self.loss, self.losses = math.nan, [math.nan]
+        self.table = np.zeros(3)
 
     def from_state(self, x):
         return x if self.h is None else x + self.h
@@ -89,7 +91,25 @@ class Written(Base):
         return x * 2
 
 
-ANEW = [SetFirst, SetBeforeACall, SetOnAPart, Recorded, Emptied, NoNumbers, Written]
+class OfTheShape(Base):
+    def forward(self, x):
+        if self.h is None:
+            self.h = torch.ones_like(x)
+        return x + self.h
+
+
+class Replaced(Base):
+    def forward(self, x):
+        self.outs[:] = []
+        self.outs.append(x)
+        self.table = np.array(["a"] * 3)
+        return sum(self.outs)
+
+
+ANEW = [
+    *(SetFirst, SetBeforeACall, SetOnAPart, Recorded, Emptied, NoNumbers, Written),
+    *(OfTheShape, Replaced),
+]
 
 
 class SetOnAPartLater(Base):
@@ -114,6 +134,25 @@ class AskedFor(Base):
         return self.seen["x"] * 1
 
 
+class FirstOfInputs(Base):
+    def forward(self, x):
+        if self.h is None:
+            self.h = torch.zeros_like(x)
+            self.h[0] = x[0]
+        return x + self.h
+
+
+class SetElsewhere(Base):
+    def prepare(self, x):
+        self.rows = 1
+        self.fc.bias.data.copy_(x.mean(0))
+
+    def forward(self, x):
+        if self.rows == 0:
+            self.prepare(x)
+        return self.fc(x)
+
+
 class CountedInTheClass(Base):
     def forward(self, x):
         CountedInTheClass.calls += 1
@@ -135,6 +174,8 @@ class OfABaseClass(Base):
 KEPT = {
     SetOnAPartLater: "assigns a tensor to the attribute 'mask'",
     SetOnACondition: "assigns a tensor to the attribute 'h'",
+    FirstOfInputs: "assigns a tensor to the attribute 'h'",
+    SetElsewhere: "the attribute 'rows' from 0 to 1",
     AskedFor: "puts tensors into the attribute 'seen'",
     CountedInTheClass: "the attribute 'calls' of the class CountedInTheClass from 0 to 1",
     KeptInTheClass: "assigns a tensor to the attribute 'last' of the class KeptInTheClass",
@@ -187,3 +228,9 @@ def test_attributes_set_after_the_copy(name, is_read, caplog):
     setattr(net, name, 3)
     model(X)
     assert ["had copied its attributes" in text for text in caplog.messages] == [True] * is_read
+
+
+def test_models_that_have_other_parts_in_a_copy(caplog):
+    for net in (nn.LSTM(2, 3), torch.fx.symbolic_trace(nn.Linear(2, 3))):
+        poptorch.inferenceModel(net, quiet_options())(X)
+    assert caplog.messages == []

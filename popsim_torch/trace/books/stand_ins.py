@@ -25,6 +25,10 @@ from popsim_torch.trace.graph.traced_tensors import (
 
 __all__ = ["StandIns"]
 
+_OF_SHAPES = frozenset(
+    {"full_like", "new_full", "new_ones", "new_zeros", "ones_like", "zeros_like"}
+)
+
 
 class StandIns:
     """The traced tensors of host tensors, outside of all bodies of loops and branches.
@@ -115,6 +119,8 @@ class StandIns:
                 state = self._state_of.get(node)
                 if state is None or state.requires_grad or any(map(is_mutating, node.users)):
                     return True
+            if _is_of_shape(node):
+                continue
             new = [one for one in node.all_input_nodes if one not in seen]
             seen.update(new)
             todo += new
@@ -171,3 +177,11 @@ class StandIns:
         tensor = unwrapped(tensor)
         number, _ = self._numbers.setdefault(id(tensor), (len(self._numbers), tensor))
         return number
+
+
+def _is_of_shape(node: torch.fx.Node) -> bool:
+    """Return whether a value depends on the shape of its operand only, and is not changed."""
+    name = str(getattr(node.target, "__name__", "")).partition(".")[0]
+    return name in _OF_SHAPES and not any(
+        map(is_mutating, [*node.users, *(last for one in node.users for last in one.users)])
+    )
