@@ -35,6 +35,7 @@ __all__ = [
 
 
 _MOST_SHOWN = 200  # characters
+_DEEPEST = 200  # containers inside of each other
 
 
 class Node(ABC):
@@ -323,9 +324,18 @@ def describe(name: str, value: Any, leaf: Callable[[str, Any], Node]) -> Node:
         name: The user's name for the value.
         value: A tensor, a container, an object with a registered parser, or anything else.
         leaf: Makes the node of a value that is not a container, from its name and value.
+
+    Raises:
+        Error: Containers are nested too deeply, or contain themselves.
     """
     if isinstance(value, torch.Tensor):
         return leaf(name, value)
+    if name.count("[") > _DEEPEST:
+        start = name.partition("[")[0]
+        raise Error(
+            f"{start} has containers in containers, more than {_DEEPEST} deep, or one that "
+            "contains itself. Pass the tensors in a list or dict of their own."
+        )
     parser = find_parser(type(value))
     if parser is not None:
         return CustomNode(name, value, parser, leaf)

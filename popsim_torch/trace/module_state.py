@@ -12,7 +12,12 @@ from torch import nn
 
 from popsim_torch import logs
 from popsim_torch.errors import Error
-from popsim_torch.private_torch.module_parts import own_buffers, own_modules, own_parameters
+from popsim_torch.private_torch.module_parts import (
+    own_buffers,
+    own_modules,
+    own_parameters,
+    unsaved_buffers,
+)
 from popsim_torch.trace.attribute_changes import Place, UsedTensors, warn_of_changes
 from popsim_torch.trace.contents import CONTAINERS, Content
 from popsim_torch.trace.kept_objects import (
@@ -47,6 +52,7 @@ class TracedState:
         # Each dict of a module, with its contents after the next exchange. The key is the id of the
         # dict, because copies of a module may share a dict.
         self._slots: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+        self._unsaved: list[tuple[set[str], set[str]]] = []
         self.given: dict[str, torch.Tensor] = {}
 
     def __enter__(self) -> TracedState:
@@ -57,11 +63,14 @@ class TracedState:
                 self._slots[id(slots)] = (slots, {**slots, **traced})
                 for name, tensor in traced.items():
                     self.given[f"{path}.{name}" if path else name] = tensor
+            self._unsaved.append((unsaved_buffers(child), set(unsaved_buffers(child))))
         self._exchange()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._exchange()
+        for names, before in self._unsaved:
+            names.intersection_update(before)
 
     @contextmanager
     def suspended(self) -> Iterator[None]:

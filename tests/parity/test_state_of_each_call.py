@@ -230,6 +230,19 @@ def test_attributes_set_after_the_copy(name, is_read, caplog):
     assert ["had copied its attributes" in text for text in caplog.messages] == [True] * is_read
 
 
+def test_a_buffer_that_forward_registers_is_gone_after_the_trace():
+    class Registers(Base):
+        def forward(self, x):
+            self.register_buffer("late", x + 1, persistent=False)
+            return self.late * 1
+
+    net = Registers()
+    poptorch.inferenceModel(net, quiet_options())(X)
+    assert not hasattr(net, "late")
+    net.register_buffer("late", torch.ones(1))
+    assert "late" in net.state_dict()
+
+
 def test_models_that_have_other_parts_in_a_copy(caplog):
     for net in (nn.LSTM(2, 3), torch.fx.symbolic_trace(nn.Linear(2, 3))):
         poptorch.inferenceModel(net, quiet_options())(X)

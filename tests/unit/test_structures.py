@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from popsim_torch import inferenceModel
 from popsim_torch.arguments import (
     ArgumentSpec,
     ICustomArgParser,
@@ -312,6 +313,19 @@ def test_constant_that_cannot_be_compared_must_be_the_same_object():
     assert spec.flatten((first,)) == []
     with pytest.raises(Error, match="Value mismatch for x: "):
         spec.flatten((Holder(ones(3)),))
+
+
+def test_containers_that_contain_themselves_are_refused():
+    class Net(torch.nn.Module):
+        def forward(self, tree):
+            return tree["x"] * 2
+
+    tree = {"x": torch.ones(1)}
+    tree["children"] = [{"parent": tree}]
+    with pytest.raises(Error, match=r"tree has containers in containers.*one that contains itself"):
+        inferenceModel(Net())(tree)
+    del tree["children"]
+    assert torch.equal(inferenceModel(Net())(tree), torch.full((1,), 2.0))
 
 
 # --- Custom types -----------------------------------------------------------------
