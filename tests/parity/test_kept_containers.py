@@ -87,7 +87,7 @@ def test_objects_that_pose_as_others():
     compiled(model)
 
 
-def test_many_replaced_tensors_take_little_time():
+def test_the_time_grows_with_the_number_of_replaced_tensors():
     class Layer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -97,7 +97,12 @@ def test_many_replaced_tensors_take_little_time():
             self.last = x + 0
             return self.last
 
-    layers = nn.Sequential(*(Layer() for _ in range(500)))
-    start = time.perf_counter()
-    poptorch.inferenceModel(layers, quiet_options())(torch.ones(2))
-    assert time.perf_counter() - start < 3  # (with each layer looked for in all others: 5)
+    def seconds(number):
+        layers = nn.Sequential(*(Layer() for _ in range(number)))
+        start = time.process_time()
+        poptorch.inferenceModel(layers, quiet_options())(torch.ones(2))
+        return time.process_time() - start
+
+    seconds(10)
+    # (with each layer looked for in all others it grows with the cube)
+    assert seconds(450) < 7 * min(seconds(150), seconds(150))
