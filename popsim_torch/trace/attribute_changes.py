@@ -138,8 +138,10 @@ class _Changes:
         elif not self._differs(now):
             matters = False
         elif now is then:
-            new_keys = issubclass(type(now), dict) and not any(
-                self._differs(one) for key, one in dict.items(now) if content.had(key)
+            new_keys = (
+                issubclass(type(now), dict)
+                and isinstance(content, Content)
+                and not any(self._differs(one) for key, one in dict.items(now) if content.had(key))
             )
             if not self._former_values.entries_are_read(place.kind, name, new_keys=new_keys):
                 return None

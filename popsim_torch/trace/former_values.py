@@ -28,7 +28,7 @@ _WRAPPERS: tuple[Any, ...] = (
     type(functools.lru_cache(len)),
 )
 _JUMPS = frozenset((*dis.hasjrel, *dis.hasjabs))
-_SLICE = ["BUILD_SLICE", "STORE_SUBSCR"]  # x[a:b] = y
+_REPLACES = (["STORE_SUBSCR"], ["DELETE_SUBSCR"])
 _GLOBALS = {"LOAD_GLOBAL": "LOAD_ATTR", "STORE_GLOBAL": "STORE_ATTR"}
 
 Kind = type | types.ModuleType
@@ -128,9 +128,7 @@ class FormerValues:
                     continue
                 following = instructions[at + 1 : at + 3]
                 method = following[0].argval if following[0].opname in _LOADS else None
-                ends = [one.opname for one in instructions[at + 1 : at + 5]]
-                is_cut = {"DELETE_SUBSCR", "STORE_SLICE"} & set(ends) or ends[2:] == _SLICE
-                if method == "clear" or is_cut:
+                if method == "clear" or _replaces_all(instructions[at + 1 : at + 5]):
                     return False
                 is_write = method in _WRITES or following[-1].opname == "STORE_SUBSCR"
                 is_write |= new_keys and _is_subscript(following[-1])
@@ -201,6 +199,19 @@ def _assigns_at_once(code: types.CodeType, name: str, *, of_itself: bool) -> boo
         elif one.opcode in _JUMPS or one.opname == "LOAD_DEREF" or one.argval in ("super", name):
             return False
     return False
+
+
+def _replaces_all(instructions: list[dis.Instruction]) -> bool:
+    """Return whether code assigns or deletes ``[:]`` of what it has loaded."""
+    names = [one.opname for one in instructions]
+    values = [one.argval for one in instructions]
+    if names[1:2] in _REPLACES:
+        return bool(values[0] == slice(None))
+    if names[:2] != ["LOAD_CONST"] * 2 or values[:2] != [None] * 2:
+        return False
+    return names[2:3] == ["STORE_SLICE"] or (
+        names[2:3] == ["BUILD_SLICE"] and names[3:4] in _REPLACES
+    )
 
 
 def _is_subscript(instruction: dis.Instruction) -> bool:
