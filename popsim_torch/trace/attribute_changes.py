@@ -66,7 +66,7 @@ class Place:
                 is_left_out = (
                     isinstance(self.owner, (ModuleType, type))
                     and name not in self.before
-                    and not isinstance(value, torch.Tensor)
+                    and not issubclass(type(value), torch.Tensor)
                 )
             if not is_left_out:
                 yield name, value
