@@ -155,10 +155,9 @@ def _is_gone(value: Any) -> bool:
     if type(value) not in weakref.ProxyTypes:
         return False
     try:
-        value.__class__  # noqa: B018
+        return value.__class__ is None
     except ReferenceError:
         return True
-    return False
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:

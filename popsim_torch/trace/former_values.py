@@ -75,16 +75,17 @@ class FormerValues:
         """
         of_file = isinstance(kind, types.ModuleType)
         codes = self._codes(kind)
-        for one, methods in self._methods.items():
-            for code in methods.get("forward", ())[:1]:
+        accesses = [_accesses(code, name, of_file) for code in codes]
+        assigning = [one for one in accesses if "STORE_ATTR" in one]
+        # (one that its own class assigns later is no attribute that only a parent sets)
+        for one in self._methods if not assigning else [kind]:
+            for code in self._methods[one].get("forward", ())[:1]:
                 if _assigns_at_once(code, name, of_itself=one is kind):
                     return False
         if any(_tests(code, name, of_file) for code in codes):
             return True
-        accesses = [_accesses(code, name, of_file) for code in codes]
         if anywhere and any(one[0] in _LOADS for one in accesses if one):
             return True
-        assigning = [one for one in accesses if "STORE_ATTR" in one]
         if assigning:
             return any(one[0] in _LOADS for one in assigning)
         # (the code of another class assigns it)

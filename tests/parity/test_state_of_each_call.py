@@ -154,6 +154,28 @@ class SetElsewhere(Base):
         return self.fc(x)
 
 
+class Sums(nn.Module):
+    """Has an attribute of the same name as one that a parent sets on another part."""
+
+    def __init__(self):
+        super().__init__()
+        self.mask = None
+
+    def forward(self, x):
+        self.mask = x if self.mask is None else self.mask + x
+        return self.mask * 1
+
+
+class WithSums(Base):
+    def __init__(self):
+        super().__init__()
+        self.sums = Sums()
+
+    def forward(self, x):
+        self.part.mask = x > 0
+        return self.sums(self.part(x))
+
+
 class FirstInFirstOut(Base):
     def __init__(self):
         super().__init__()
@@ -203,6 +225,7 @@ class OfABaseClass(Base):
 KEPT = {
     SetOnAPartLater: "assigns a tensor to the attribute 'mask'",
     SetOnACondition: "assigns a tensor to the attribute 'h'",
+    WithSums: "forward of Sums assigns a tensor to the attribute 'mask'",
     FirstInFirstOut: "puts tensors into the attribute 'outs'",
     Shifted: "puts tensors into the attribute 'outs'",
     Returned: "puts tensors into the attribute 'outs'",
