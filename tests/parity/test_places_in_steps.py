@@ -140,6 +140,15 @@ def test_frozen_parameters_where_places_do_not_count():
     check(optimizer_with(lambda self, g, i, p: 2), frozen=True)
 
 
+def test_random_numbers_beside_parameters_that_are_not_trained():
+    net = Net(frozen=True)
+    kind = optimizer_with(lambda self, g, i, p: 1 + torch.rand(()))
+    model = poptorch.trainingModel(net, quiet_options(), kind(net.parameters()))
+    before = net.a.weight.detach().clone()
+    model(X[0])
+    assert not torch.equal(net.a.weight, before)
+
+
 def test_names_of_parameters():
     def factor(self, g, i, p):
         return 2 if "bias" in self.param_groups[g]["param_names"][i] else 1
